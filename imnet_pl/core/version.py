@@ -1,0 +1,3 @@
+"""The version of this program; the build reads it from here."""
+
+VERSION = "0.1.0"

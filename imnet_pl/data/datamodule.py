@@ -1,0 +1,341 @@
+"""ImageNetDataModule ties sources, sampler, dataset and loader together."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import LightningDataModule
+
+from imnet_pl.core.errors import UserError, some_of
+from imnet_pl.core.machine import loader_defaults, usable_cores
+from imnet_pl.data.augment import (
+    EvalTransform,
+    Interpolation,
+    TrainTransform,
+    Transform,
+)
+from imnet_pl.data.dataset import ImageDataset, Slots
+from imnet_pl.data.index import ImageIndex
+from imnet_pl.data.loader import BatchLoader
+from imnet_pl.data.sampler import EvalSampler, TrainSampler
+from imnet_pl.data.sources import auto, digits
+
+log = logging.getLogger(__name__)
+
+# Beside the batches that lie ready, one is in the training step and one may be held by the trainer's
+# look-ahead or by the pinning thread.
+_SLOTS_BESIDE_PREFETCH = 3
+
+
+class ImageNetDataModule(LightningDataModule):
+    """Pictures from disk as batches of uint8 [N, 3, image_size, image_size].
+
+    Works without a Trainer too: ``setup("fit")``, then iterate ``train_dataloader()``.
+
+    Args:
+        root: Folder of the data; the digits alone have a default, in the user's cache folder.
+        source: Layout below ``root``; ``auto`` recognises it.
+        classes: Class names in label order, or a text file with one a line; default: the training folders.
+        label_format: How a flat label file gives labels: ``index0``, ``index1``, ``name`` or ``auto``.
+        batch_size: Pictures in a training batch of one device.
+        eval_batch_size: Pictures in a batch of validation and test; default twice ``batch_size``.
+        image_size: Side of the pictures that the model sees, in px.
+        train_scale: Least and largest share of the area that a training crop takes.
+        train_ratio: Least and largest width / height of a training crop.
+        hflip: Probability of a horizontal flip in training.
+        eval_resize: Short side before the centre crop in px; default ``image_size * 256 / 224``.
+        interpolation: Resizing, always antialiased: ``bilinear`` or ``bicubic``.
+        reduced_decode: Decode training JPEGs at 1/2, 1/4 or 1/8 where the crop stays large enough.
+        drop_last: Leave out a last short training batch (other pictures each epoch).
+        num_workers: Worker processes of a loader; 0: decode in the training process; default by cores.
+        num_threads: Decoding threads in each worker; default by cores.
+        prefetch_factor: Batches that each worker prepares ahead.
+        seed: Seed of order and augmentation; default: ``seed_everything`` on the command line, else 0.
+    """
+
+    def __init__(
+        self,
+        root: str | None = None,
+        source: Literal["auto", "folder", "flat_val", "digits"] = "auto",
+        classes: list[str] | str | None = None,
+        label_format: Literal["auto", "index0", "index1", "name"] = "auto",
+        batch_size: int = 256,
+        eval_batch_size: int | None = None,
+        image_size: int = 224,
+        train_scale: tuple[float, float] = (0.08, 1.0),
+        train_ratio: tuple[float, float] = (3 / 4, 4 / 3),
+        hflip: float = 0.5,
+        eval_resize: int | None = None,
+        interpolation: Interpolation = "bilinear",
+        reduced_decode: bool = False,
+        drop_last: bool = True,
+        num_workers: int | None = None,
+        num_threads: int | None = None,
+        prefetch_factor: int = 2,
+        seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        if root is None and source != "digits":
+            raise UserError(
+                "data.root is missing: say where the pictures lie with --data.root DIR."
+            )
+        self.root = digits.default_root() if root is None else Path(root).expanduser()
+        self.source, self.label_format = source, label_format
+        self.batch_size = batch_size
+        self.eval_batch_size = (
+            2 * batch_size if eval_batch_size is None else eval_batch_size
+        )
+        self.image_size = image_size
+        self.eval_resize = (
+            round(image_size * 256 / 224) if eval_resize is None else eval_resize
+        )
+        self.train_scale, self.train_ratio = tuple(train_scale), tuple(train_ratio)
+        self.hflip, self.interpolation, self.reduced_decode = (
+            hflip,
+            interpolation,
+            reduced_decode,
+        )
+        self.drop_last, self.prefetch_factor = drop_last, prefetch_factor
+        self.num_workers, self.num_threads = num_workers, num_threads
+        self.seed = seed or 0
+        self._given_classes = classes
+        self._classes: tuple[str, ...] | None = None
+        self.indices: dict[str, ImageIndex] = {}
+        self._check_arguments()
+
+    def _check_arguments(self) -> None:
+        """Raise for values that can not work."""
+        positive = ["batch_size", "eval_batch_size", "image_size", "prefetch_factor"]
+        for name in positive + [
+            n for n in ("num_threads",) if self.num_threads is not None
+        ]:
+            if getattr(self, name) < 1:
+                raise UserError(
+                    f"data.{name}={getattr(self, name)} must be at least 1."
+                )
+        if self.num_workers is not None and self.num_workers < 0:
+            raise UserError(f"data.num_workers={self.num_workers} must be 0 or more.")
+        if self.eval_resize < self.image_size:
+            raise UserError(
+                f"data.eval_resize={self.eval_resize} must be at least data.image_size={self.image_size}."
+            )
+        low, high = self.train_scale
+        if not 0 < low <= high <= 1:
+            raise UserError(
+                f"data.train_scale=[{low}, {high}] must be 0 < low <= high <= 1."
+            )
+        low, high = self.train_ratio
+        if not 0 < low <= high:
+            raise UserError(
+                f"data.train_ratio=[{low}, {high}] must be 0 < low <= high."
+            )
+        if not 0 <= self.hflip <= 1:
+            raise UserError(f"data.hflip={self.hflip} is a probability, from 0 to 1.")
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names in label order: from ``classes``, else from the training folders."""
+        if self._classes is None:
+            self._classes = tuple(self._find_classes())
+        return self._classes
+
+    def _find_classes(self) -> Sequence[str]:
+        if self._given_classes is not None:
+            return _read_classes(self._given_classes)
+        if self.source == "digits":
+            return digits.CLASSES
+        return auto.train_classes(self.root)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self.classes)
+
+    def prepare_data(self) -> None:
+        """Write the digits, if they are the source."""
+        auto.ensure_source(self.root, self.source)
+
+    def setup(self, stage: str) -> None:
+        """Index the splits that a stage needs: ``fit``, ``validate`` or ``test``.
+
+        Raises:
+            UserError: The data is absent, or does not fit the classes.
+        """
+        auto.ensure_source(self.root, self.source)
+        for split in {"fit": ("train", "val"), "validate": ("val",)}.get(
+            stage, (self.test_split,)
+        ):
+            if split not in self.indices:
+                self.indices[split] = auto.index_split(
+                    self.root, split, self.classes, self.source, self.label_format
+                )
+        if stage == "fit":
+            self._fit_batch_to_data()
+
+    @property
+    def test_split(self) -> str:
+        """``test`` where the data has one, else ``val``."""
+        return "test" if (self.root / "test").is_dir() else "val"
+
+    def _fit_batch_to_data(self) -> None:
+        """Clamp a batch that is larger than the training set, and say what a dropped rest means."""
+        num_samples = len(self.indices["train"]) // self._world_size()
+        if num_samples == 0:
+            raise UserError(
+                f"data.root={str(self.root)!r} has {len(self.indices['train'])} training pictures for "
+                f"{self._world_size()} devices; each needs one at least."
+            )
+        if self.batch_size > num_samples:
+            log.warning(
+                "data.batch_size=%d is more than the %d training pictures of a device; using %d.",
+                *(self.batch_size, num_samples, num_samples),
+            )
+            self.batch_size = num_samples
+        rest = num_samples % self.batch_size
+        if self.drop_last and rest > 0.1 * num_samples:
+            log.warning(
+                "%d of %d training pictures are left out each epoch, since they do not fill a batch of %d; "
+                "a smaller data.batch_size or --data.drop_last false uses them.",
+                *(rest, num_samples, self.batch_size),
+            )
+
+    def train_dataloader(self) -> BatchLoader:
+        """Return the loader of the shuffled, augmented training split."""
+        transform = TrainTransform(
+            image_size=self.image_size,
+            scale=self.train_scale,  # type: ignore[arg-type]
+            ratio=self.train_ratio,  # type: ignore[arg-type]
+            hflip=self.hflip,
+            interpolation=self.interpolation,
+            reduced_decode=self.reduced_decode,
+        )
+        sampler = TrainSampler(
+            len(self.indices["train"]), self.seed, *self._rank_and_world()
+        )
+        # A last batch of one picture has no variance for BatchNorm: it is dropped in any case.
+        drop_last = self.drop_last or len(sampler) % self.batch_size == 1
+        return self._loader("train", transform, sampler, self.batch_size, drop_last)
+
+    def val_dataloader(self) -> BatchLoader:
+        """Return the loader of every picture of the validation split, once, in order."""
+        return self._eval_loader("val")
+
+    def test_dataloader(self) -> BatchLoader:
+        """Return the loader of the test split, or of the validation split where there is none."""
+        if self.test_split == "val":
+            log.warning("the data has no split 'test': the figures are those of 'val'.")
+        return self._eval_loader(self.test_split)
+
+    def _eval_loader(self, split: str) -> BatchLoader:
+        transform = EvalTransform(self.image_size, self.eval_resize, self.interpolation)
+        sampler = EvalSampler(len(self.indices[split]), *self._rank_and_world())
+        return self._loader(
+            split, transform, sampler, self.eval_batch_size, drop_last=False
+        )
+
+    def _loader(
+        self,
+        split: str,
+        transform: Transform,
+        sampler: TrainSampler | EvalSampler,
+        batch_size: int,
+        drop_last: bool,
+    ) -> BatchLoader:
+        num_workers, num_threads = self._workers_and_threads()
+        num_slots = self.prefetch_factor + _SLOTS_BESIDE_PREFETCH
+        slots = (
+            Slots(num_workers, num_slots, batch_size, self.image_size)
+            if num_workers
+            else None
+        )
+        dataset = ImageDataset(
+            self.indices[split],
+            transform,
+            seed=self.seed,
+            num_threads=num_threads,
+            slots=slots,
+            bad_image_error=split == "train",
+        )
+        return BatchLoader(
+            dataset,
+            sampler,
+            batch_size,
+            drop_last=drop_last,
+            num_workers=num_workers,
+            prefetch_factor=self.prefetch_factor,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def _workers_and_threads(self) -> tuple[int, int]:
+        """Return what the user asked for; the rest by the cores that this process may use."""
+        cores = usable_cores()
+        ranks = (
+            len(getattr(self.trainer.strategy, "parallel_devices", None) or [0])
+            if self.trainer
+            else 1
+        )
+        workers, threads = loader_defaults(cores, ranks)
+        if self.num_workers is not None:
+            workers = self.num_workers
+            threads = max(1, cores // ranks // max(1, workers))
+        return workers, threads if self.num_threads is None else self.num_threads
+
+    def _world_size(self) -> int:
+        return self.trainer.world_size if self.trainer else 1
+
+    def _rank_and_world(self) -> tuple[int, int]:
+        return (
+            (self.trainer.global_rank, self.trainer.world_size)
+            if self.trainer
+            else (0, 1)
+        )
+
+    def paths(self, indices: Sequence[int], split: str = "val") -> list[str]:
+        """Return the paths of pictures by their position in a split's index."""
+        return [self.indices[split].path(int(i)) for i in indices]
+
+    def labels(self, indices: Sequence[int], split: str = "val") -> list[int]:
+        """Return the labels of pictures by their position in a split's index."""
+        return [int(self.indices[split].labels[int(i)]) for i in indices]
+
+    def describe(self) -> dict[str, Any]:
+        """Return what a reader of a checkpoint must know of the data, in plain types."""
+        return {
+            "classes": list(self.classes),
+            "image_size": self.image_size,
+            "eval_resize": self.eval_resize,
+            "interpolation": self.interpolation,
+            "data": {split: index.summary() for split, index in self.indices.items()},
+        }
+
+
+def _read_classes(classes: list[str] | str) -> list[str]:
+    """Return class names from a list or a text file, one a line.
+
+    Raises:
+        UserError: The file is absent or not UTF-8, or a name is blank or occurs twice.
+    """
+    names = classes
+    if isinstance(names, str):
+        file = Path(names).expanduser()
+        if not file.is_file():
+            raise UserError(
+                f"data.classes={names!r} is no file; give a text file, one class a line."
+            )
+        try:
+            names = file.read_text(encoding="utf-8-sig").splitlines()
+        except UnicodeDecodeError:
+            raise UserError(
+                f"data.classes={classes!r} is not UTF-8 text; save it as UTF-8."
+            ) from None
+        names = [name.strip() for name in names if name.strip()]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(
+            f"data.classes names {some_of(twice)} more than once; class names are unique."
+        )
+    if not names:
+        raise UserError("data.classes is empty; name one class a line.")
+    return names

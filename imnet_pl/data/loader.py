@@ -1,0 +1,179 @@
+"""Worker processes and the ring of shared slots: requests in, batches out."""
+
+import signal
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.data import DataLoader
+
+from imnet_pl.core.errors import UserError
+from imnet_pl.data.dataset import FREE, ImageDataset, MadeBatch, Request
+from imnet_pl.data.keys import Key
+
+
+class Batch(NamedTuple):
+    """A batch of pictures.
+
+    Args:
+        images: uint8 [N, 3, H, W], in channels_last memory.
+        targets: int64 [N], label, or -1 for none.
+        indices: int64 [N], position in the ImageIndex of the picture that was read.
+        status: uint8 [N]: 0 fine, 1 unreadable (zero pixels).
+    """
+
+    images: Tensor
+    targets: Tensor
+    indices: Tensor
+    status: Tensor
+
+
+class KeySampler(Protocol):
+    """The keys of one pass, in order."""
+
+    def __iter__(self) -> Iterator[Key]: ...
+
+    def __len__(self) -> int: ...
+
+
+class Requests:
+    """Cuts a sampler's keys into requests; what torch's DataLoader calls a batch sampler."""
+
+    def __init__(self, sampler: KeySampler, batch_size: int, drop_last: bool) -> None:
+        self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
+        self.generation = 0
+
+    def __iter__(self) -> Iterator[Request]:
+        keys = []
+        for key in self.sampler:
+            keys.append(key)
+            if len(keys) == self.batch_size:
+                yield Request(self.generation, keys)
+                keys = []
+        if keys and not self.drop_last:
+            yield Request(self.generation, keys)
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.sampler), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+
+class BatchLoader:
+    """Yields ``Batch``. Worker processes start at the first batch and stay for the loader's life.
+
+    A batch's pictures lie in memory that a worker uses again as soon as the last tensor on it is gone, and
+    not before.
+
+    Args:
+        dataset: Makes the batches; its slots decide how many batches lie ready.
+        sampler: Which pictures, in which order.
+        batch_size: Pictures in a batch.
+        drop_last: Leave out a last short batch.
+        num_workers: Worker processes; 0 makes the batches in this process.
+        prefetch_factor: Batches that each worker prepares ahead.
+        pin_memory: Copy batches to page-locked memory, for CUDA.
+    """
+
+    def __init__(
+        self,
+        dataset: ImageDataset,
+        sampler: KeySampler,
+        batch_size: int,
+        drop_last: bool,
+        num_workers: int,
+        prefetch_factor: int,
+        pin_memory: bool,
+    ) -> None:
+        self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
+        self.num_workers, self.pin_memory = num_workers, pin_memory
+        self.batch_sampler = Requests(sampler, batch_size, drop_last)
+        self._in_use: dict[tuple[int, int], StorageWeakRef] = {}
+        self._loader: DataLoader[MadeBatch] | None = None
+        if num_workers:
+            self._loader = DataLoader(
+                dataset,
+                batch_sampler=self.batch_sampler,  # type: ignore[arg-type]
+                num_workers=num_workers,
+                collate_fn=_unchanged,  # type: ignore[arg-type]
+                worker_init_fn=_init_worker,
+                multiprocessing_context="spawn",
+                persistent_workers=True,
+                prefetch_factor=prefetch_factor,
+                pin_memory=pin_memory,
+                generator=torch.Generator(),
+            )
+
+    def __len__(self) -> int:
+        return len(self.batch_sampler)
+
+    def batch_len(self, batch_idx: int) -> int:
+        """Return how many pictures a batch of the pass has."""
+        return min(self.batch_size, len(self.sampler) - batch_idx * self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches of one pass; nothing starts before the first is asked for."""
+        self.batch_sampler.generation += 1
+        if self._loader is None:
+            for request in self.batch_sampler:
+                yield self._receive(self.dataset.__getitems__(request))
+            return
+        batches = iter(
+            self._loader
+        )  # receives and drops what an unfinished pass left behind
+        self._free_left_behind()
+        for made in batches:
+            yield self._receive(made)
+            del made
+            self._free_unused()
+
+    def _receive(self, made: MadeBatch) -> Batch:
+        """Turn a message into a batch, and watch the memory of its slot."""
+        if made.error is not None or made.images is None:
+            raise UserError(made.error or "a batch without pictures")
+        if made.slot is not None:
+            if self.pin_memory:  # what arrives is already a copy
+                self._free(made.slot)
+            else:
+                storage = made.images.untyped_storage()
+                self._in_use[made.slot] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        small = (torch.from_numpy(a) for a in (made.targets, made.indices, made.status))
+        return Batch(made.images, *small)
+
+    def _free_unused(self) -> None:
+        for slot in [
+            slot
+            for slot, storage in self._in_use.items()
+            if storage.expired()  # type: ignore[no-untyped-call]
+        ]:
+            del self._in_use[slot]
+            self._free(slot)
+
+    def _free_left_behind(self) -> None:
+        """Free slots whose batch was never received: an earlier pass ended before it."""
+        self._free_unused()
+        slots = self.dataset.slots
+        assert slots is not None
+        earlier = (slots.owners != FREE) & (
+            slots.owners != self.batch_sampler.generation
+        )
+        for worker, slot in earlier.nonzero().tolist():
+            if (worker, slot) not in self._in_use:
+                self._free((worker, slot))
+
+    def _free(self, slot: tuple[int, int]) -> None:
+        slots = self.dataset.slots
+        assert slots is not None
+        slots.owners[slot] = FREE
+
+
+def _unchanged(made: MadeBatch) -> MadeBatch:
+    return made
+
+
+def _init_worker(worker: int) -> None:  # noqa: ARG001
+    torch.set_num_threads(1)
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C is for the main process, which ends the workers

@@ -1,0 +1,58 @@
+"""The command line: one table of verbs."""
+
+import os
+import sys
+from collections.abc import Callable
+
+from imnet_pl.core.errors import UsageError, UserError, nearest_hint
+
+
+def _run_trainer(verb: str, args: list[str]) -> int:
+    from imnet_pl.lightning_cli import run
+
+    return run(verb, args)
+
+
+# verb: (what --help says, what runs it)
+VERBS: dict[str, tuple[str, Callable[[str, list[str]], int]]] = {
+    "fit": ("train, and validate after every epoch", _run_trainer),
+    "validate": ("accuracy of a checkpoint on the validation split", _run_trainer),
+    "test": (
+        "accuracy of a checkpoint on the test split, or on val where there is none",
+        _run_trainer,
+    ),
+}
+
+
+def describe_usage() -> str:
+    """Return the text of ``--help``."""
+    width = max(map(len, VERBS))
+    rows = "\n".join(f"  {verb:{width}}  {text}" for verb, (text, _) in VERBS.items())
+    return (
+        "usage: python cli.py VERB [--config FILE.yaml] [--group.name VALUE ...]\n\n"
+        f"{rows}\n\n"
+        "'python cli.py VERB --help' lists the arguments of a verb.\n"
+        "exit status: 0 fine, 1 a problem was found or a run failed, 2 bad usage"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb and return the exit status; an error for users is one sentence on stderr."""
+    args = sys.argv[1:] if argv is None else argv
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(describe_usage())
+        return 0 if args else 2
+    verb = args[0]
+    try:
+        if verb not in VERBS:
+            hint = nearest_hint(verb, VERBS)
+            raise UsageError(f"{verb!r} is no verb.{hint}\n\n{describe_usage()}")
+        return VERBS[verb][1](verb, args[1:])
+    except UserError as error:
+        if os.environ.get("IMNET_PL_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        print("stopped by Ctrl-C.", file=sys.stderr)
+        return 130

@@ -1,0 +1,304 @@
+"""The verbs that run a Trainer, through LightningCLI."""
+
+import inspect
+import logging
+import os
+import re
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger
+
+from imnet_pl.core.errors import UsageError, UserError, nearest_hint
+from imnet_pl.data.datamodule import ImageNetDataModule
+from imnet_pl.model.classifier import ImageClassifier
+from imnet_pl.training import checkpointing, guards
+from imnet_pl.training.progress import EpochLine, ProgressBar
+
+log = logging.getLogger(__name__)
+
+EVALUATING_VERBS = ("validate", "test")
+_NOISE = ("Tip:", "TPU", "Loading `train_dataloader`", "from the checkpoint")
+
+
+def run(verb: str, args: list[str]) -> int:
+    """Run ``fit``, ``validate`` or ``test`` and return the exit status.
+
+    Raises:
+        UserError: The arguments, the data or a checkpoint are not usable.
+    """
+    _configure_logging()
+    try:
+        ImageNetCLI([verb, *args])
+    except MisconfigurationException as error:
+        raise UserError(" ".join(str(error).split())) from error
+    except SystemExit as stop:  # --help and --print_config
+        return int(stop.code or 0)
+    return 0
+
+
+class Parser(LightningArgumentParser):
+    """LightningCLI's parser, with one sentence for an error."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raise what the command line prints."""
+        raise UsageError(message) from ex
+
+
+class ImageNetCLI(LightningCLI):
+    """Builds model, data and trainer from YAML and flags, and runs one verb.
+
+    Precedence: the checkpoint that is evaluated, then ``--config`` files, then flags.
+    """
+
+    datamodule: ImageNetDataModule
+    model: ImageClassifier
+
+    def __init__(self, args: list[str]) -> None:
+        self._contract: dict[str, Any] | None = None
+        self._ckpt_path = _value_of(args, "--ckpt_path")
+        self._argument_names: set[str] = set()
+        super().__init__(
+            ImageClassifier,
+            ImageNetDataModule,
+            save_config_callback=checkpointing.RunRecord,
+            save_config_kwargs={"overwrite": True},
+            trainer_defaults={
+                "use_distributed_sampler": False,
+                "enable_model_summary": False,
+            },
+            seed_everything_default=0,
+            parser_class=Parser,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            args=args,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Return the verbs, and the arguments of Trainer's methods that are not for the command line."""
+        hidden = {"model", "datamodule", "weights_only", "verbose"}
+        return {
+            "fit": hidden | {"train_dataloaders", "val_dataloaders"},
+            **{verb: hidden | {"dataloaders"} for verb in EVALUATING_VERBS},
+        }
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add what is neither model, data nor trainer."""
+        parser.add_argument(
+            "--name", type=str, default="run", help="Name of the run's folder in runs/."
+        )
+        parser.add_function_arguments(checkpointing.build_checkpoints, "checkpoint")
+        parser.add_function_arguments(guards.build_early_stopping, "early_stopping")
+        parser.link_arguments(
+            "data.num_classes", "model.num_classes", apply_on="instantiate"
+        )
+        self._argument_names.update(parser.get_defaults().keys())
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse; what a checkpoint says comes before configs and flags when it is evaluated."""
+        assert isinstance(args, list)
+        if self._ckpt_path is not None:
+            self._contract = checkpointing.read_contract(self._ckpt_path)
+        try:
+            if self._contract is None or args[0] not in EVALUATING_VERBS:
+                self.config = parser.parse_args(args)
+                return
+            with _yaml_file(_evaluation_config(self._contract)) as file:
+                self.config = parser.parse_args([args[0], "--config", file, *args[1:]])
+        except UsageError as error:
+            raise UsageError(
+                explain_parse_error(str(error), self._argument_names)
+            ) from error
+
+    def _parse_ckpt_path(self) -> None:
+        """Do not merge a checkpoint's hyper-parameters, as Lightning does: they would override flags."""
+
+    def before_instantiate_classes(self) -> None:
+        """Fill in what depends on other arguments, so that the resolved config holds it."""
+        verb = self.config["subcommand"]
+        config = self.config[verb]
+        if (
+            verb in EVALUATING_VERBS
+            and self._contract is None
+            and config.model.weights is None
+        ):
+            raise UserError(
+                f"{verb} needs --ckpt_path FILE, or --model.weights for a model without a checkpoint."
+            )
+        if config.data.root is not None:
+            config.data.root = str(Path(config.data.root).expanduser().absolute())
+        if config.data.seed is None:
+            config.data.seed = int(config.seed_everything)
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Return the trainer with this program's logger and callbacks, where the user set none."""
+        config = self.config_init[self.config_init["subcommand"]]
+        given = config.trainer.callbacks or []
+        given = list(given) if isinstance(given, list) else [given]
+        if config.trainer.barebones:
+            kwargs["log_every_n_steps"] = (
+                None  # Lightning refuses a config's value beside barebones
+            )
+        else:
+            kwargs |= self._logger_and_bar(given)
+            given += self._own_callbacks()
+        try:
+            return super().instantiate_trainer(callbacks=given, **kwargs)
+        except (
+            ValueError,
+            TypeError,
+            MisconfigurationException,
+        ) as error:  # of Lightning, about trainer.*
+            raise UserError(f"trainer: {' '.join(str(error).split())}") from error
+
+    def _logger_and_bar(self, callbacks: list[Callback]) -> dict[str, Any]:
+        """Return the trainer's arguments for logger and progress bar, and add the bar."""
+        trainer = self.config_init[self.config_init["subcommand"]].trainer
+        chosen: dict[str, Any] = {}
+        if self.subcommand in EVALUATING_VERBS:
+            chosen["enable_checkpointing"] = False
+            if trainer.logger in (None, True):
+                chosen["logger"] = False
+        elif trainer.logger in (None, True):
+            name = self.config_init[self.config_init["subcommand"]].name
+            chosen["logger"] = CSVLogger(
+                save_dir=trainer.default_root_dir or "runs", name=name
+            )
+        if not any(
+            isinstance(callback, LightningProgressBar) for callback in callbacks
+        ):
+            wanted = trainer.enable_progress_bar is not False and sys.stdout.isatty()
+            callbacks += [ProgressBar()] if wanted else []
+            chosen["enable_progress_bar"] = wanted
+        return chosen
+
+    def _own_callbacks(self) -> list[Callback]:
+        config = self.config_init[self.config_init["subcommand"]]
+        own: list[Callback] = [EpochLine()]
+        if self.subcommand in EVALUATING_VERBS:
+            return own
+        own.append(guards.FinalValidation())
+        if stopping := guards.build_early_stopping(**config.early_stopping):
+            own.append(stopping)
+        if config.trainer.enable_checkpointing is not False:
+            own += checkpointing.build_checkpoints(**config.checkpoint)
+        return own
+
+    def _check_checkpoint(self) -> None:
+        if self._contract is not None:
+            assert self._ckpt_path is not None
+            arch = self.model.hparams["arch"]
+            checkpointing.check_same_model(
+                self._contract, self._ckpt_path, arch, self.datamodule.classes
+            )
+
+    def before_fit(self) -> None:
+        """Check what can be known before training."""
+        self._check_checkpoint()
+        millions = sum(parameter.numel() for parameter in self.model.parameters()) / 1e6
+        arch, num_classes = self.model.hparams["arch"], self.model.num_classes
+        log.info("%s: %.1f M parameters, %d classes.", arch, millions, num_classes)
+        guards.warn_if_gpu_unused()
+
+    def before_validate(self) -> None:
+        """Check that the checkpoint is of this model."""
+        self._check_checkpoint()
+
+    def before_test(self) -> None:
+        """Check that the checkpoint is of this model."""
+        self._check_checkpoint()
+
+    def validate(self, **kwargs: Any) -> None:
+        """Evaluate on the validation split."""
+        self.trainer.validate(verbose=False, **kwargs)
+
+    def test(self, **kwargs: Any) -> None:
+        """Evaluate on the test split."""
+        self.trainer.test(verbose=False, **kwargs)
+
+
+def _evaluation_config(contract: dict[str, Any]) -> dict[str, Any]:
+    """Return the config that a checkpoint brings to its evaluation."""
+    known = {
+        group: set(inspect.signature(cls).parameters)
+        for group, cls in (("model", ImageClassifier), ("data", ImageNetDataModule))
+    }
+    return checkpointing.config_of_contract(contract, known)
+
+
+class _yaml_file:
+    """Context manager: the path of a temporary YAML file with a config."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def __enter__(self) -> str:
+        descriptor, self.path = tempfile.mkstemp(suffix=".yaml", prefix="imnet_pl-")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            yaml.safe_dump(self.config, file, allow_unicode=True)
+        return self.path
+
+    def __exit__(self, *exception: object) -> None:
+        Path(self.path).unlink()
+
+
+def _value_of(args: list[str], flag: str) -> str | None:
+    """Return the value of a flag on the command line, given as ``flag value`` or ``flag=value``."""
+    for i, arg in enumerate(args):
+        if arg.startswith(f"{flag}="):
+            return arg.partition("=")[2]
+        if arg == flag and i + 1 < len(args):
+            return args[i + 1]
+    return None
+
+
+def explain_parse_error(message: str, known: set[str]) -> str:
+    """Return jsonargparse's message as one sentence with the argument's name and the nearest right one."""
+    if unknown := re.search(
+        r"does not accept option '([^']+)'|unrecognized arguments: --([^\s=]+)", message
+    ):
+        name = unknown.group(1) or unknown.group(2)
+        return f"{name!r} is no argument.{nearest_hint(name, known)}"
+    if bad := re.match(r'Parser key "([^"]+)":\s*(.*)', message, re.DOTALL):
+        name, reason = bad.groups()
+        if causes := re.findall(r"^    - (.+)$", reason, re.MULTILINE):
+            reason = causes[0]
+        return f"{name}: {' '.join(reason.split())}."
+    return " ".join(message.split())
+
+
+def _configure_logging() -> None:
+    """Send this program's notices and Lightning's to stderr, from rank 0 alone."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler.addFilter(_is_of_use)
+    first_rank = (
+        os.environ.get("LOCAL_RANK", "0") == "0"
+        and os.environ.get("NODE_RANK", "0") == "0"
+    )
+    for name in ("imnet_pl", "lightning", "lightning.pytorch", "lightning.fabric"):
+        logger = logging.getLogger(name)
+        logger.handlers = [] if "." in name else [handler]
+        logger.propagate = True
+        logger.setLevel(logging.INFO if first_rank else logging.ERROR)
+    logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
+    # An evaluation needs none of the callbacks of the training run.
+    warnings.filterwarnings(
+        "ignore", message=".*callbacks used to create the checkpoint.*"
+    )
+    # From torch about a line of Lightning's.
+    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
+
+
+def _is_of_use(record: logging.LogRecord) -> bool:
+    """Tell whether a line of Lightning's is about this run."""
+    return not any(text in record.getMessage() for text in _NOISE)

@@ -7,35 +7,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import yaml
-from PIL import Image
+from conftest import CLASSES, write_classes
 from torch import nn
 
 from imnet_pl.cli import VERBS, main
 
 REPO = Path(__file__).parents[1]
-CLASSES = ("n01", "n02", "n03")
-
-
-def write_pictures(folder, n, seed, shade):
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(seed)
-    for i in range(n):
-        pixels = rng.integers(shade, shade + 60, (40, 48, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"p{i}.jpg")
-
-
-@pytest.fixture
-def root(tmp_path):
-    """Three classes of other brightness: 8 training and 3 validation pictures each."""
-    root = tmp_path / "pictures"
-    for i, name in enumerate(CLASSES):
-        write_pictures(root / "train" / name, 8, i, 60 * i)
-        write_pictures(root / "val" / name, 3, 10 + i, 60 * i)
-    return root
 
 
 @pytest.fixture
@@ -303,7 +283,7 @@ def test_checkpoint_of_another_arch_or_class_count(root, in_tmp, tiny_network, c
             "model.arch='resnet50', but model.arch='resnet18'"
             in capsys.readouterr().err
         )
-    write_pictures(root / "train" / "n04", 3, 5, 10)
+    write_classes(root / "train", {"n04": 3})
     assert main([*fit_args(root), "--ckpt_path", str(best)]) == 1
     assert "3 classes (n01, n02, n03), the data has 4" in capsys.readouterr().err
     (root / "train" / "n04").rename(root / "other")

@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule
 
-from imnet_pl.core.errors import UserError, some_of
+from imnet_pl.core.errors import UserError, nearest_hint, some_of
 from imnet_pl.core.machine import loader_defaults, usable_cores
 from imnet_pl.data.augment import (
     EvalTransform,
@@ -20,7 +20,7 @@ from imnet_pl.data.dataset import ImageDataset, Slots
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.loader import BatchLoader
 from imnet_pl.data.sampler import EvalSampler, TrainSampler
-from imnet_pl.data.sources import auto, digits
+from imnet_pl.data.sources import auto, digits, flat_val
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +58,9 @@ class ImageNetDataModule(LightningDataModule):
     def __init__(
         self,
         root: str | None = None,
-        source: Literal["auto", "folder", "flat_val", "digits"] = "auto",
+        source: auto.Source = "auto",
         classes: list[str] | str | None = None,
-        label_format: Literal["auto", "index0", "index1", "name"] = "auto",
+        label_format: flat_val.LabelFormat = "auto",
         batch_size: int = 256,
         eval_batch_size: int | None = None,
         image_size: int = 224,
@@ -108,6 +108,18 @@ class ImageNetDataModule(LightningDataModule):
 
     def _check_arguments(self) -> None:
         """Raise for values that can not work."""
+        choices = {
+            "source": auto.Source,
+            "label_format": flat_val.LabelFormat,
+            "interpolation": Interpolation,
+        }
+        for name, choice in choices.items():
+            value, allowed = getattr(self, name), get_args(choice)
+            if value not in allowed:
+                hint = nearest_hint(value, allowed)
+                raise UserError(
+                    f"data.{name}={value!r} must be one of {', '.join(allowed)}.{hint}"
+                )
         positive = ["batch_size", "eval_batch_size", "image_size", "prefetch_factor"]
         for name in positive + [
             n for n in ("num_threads",) if self.num_threads is not None
@@ -183,10 +195,10 @@ class ImageNetDataModule(LightningDataModule):
     def _fit_batch_to_data(self) -> None:
         """Clamp a batch that is larger than the training set, and say what a dropped rest means."""
         num_samples = len(self.indices["train"]) // self._world_size()
-        if num_samples == 0:
+        if num_samples < 2:
             raise UserError(
                 f"data.root={str(self.root)!r} has {len(self.indices['train'])} training pictures for "
-                f"{self._world_size()} devices; each needs one at least."
+                f"{self._world_size()} devices; each needs two, the fewest that BatchNorm can work on."
             )
         if self.batch_size > num_samples:
             log.warning(

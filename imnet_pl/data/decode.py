@@ -85,7 +85,7 @@ def _decode_with_pillow(data: bytes) -> NDArray[np.uint8]:
         with Image.open(io.BytesIO(data)) as image:
             _check_pixels((image.height, image.width))
             image.load()
-            return np.asarray(_to_rgb(image))
+            return np.array(_to_rgb(image))  # a copy: torch wants it writable
     except UnreadableImage:
         raise
     except Exception as error:  # a Pillow plug-in may raise anything on damaged input

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.sources import digits, flat_val, folder, scan
 
-SOURCES = ("auto", "folder", "flat_val", "digits")
+Source = Literal["auto", "folder", "flat_val", "digits"]
 LAYOUTS = {"folder": folder, "flat_val": flat_val}
 
 
@@ -90,8 +91,8 @@ def index_split(
     root: Path,
     split: str,
     classes: Sequence[str],
-    source: str = "auto",
-    label_format: str = "auto",
+    source: Source = "auto",
+    label_format: flat_val.LabelFormat = "auto",
 ) -> ImageIndex:
     """Index one split.
 
@@ -99,14 +100,14 @@ def index_split(
         root: Data root.
         split: ``train``, ``val`` or ``test``.
         classes: Class names in label order.
-        source: One of ``SOURCES``.
+        source: A layout, or ``auto``.
         label_format: See ``flat_val.index_flat_val``.
 
     Raises:
         UserError: The split does not lie there in that layout.
     """
     require_root(root)
-    layout = "flat_val" if source == "digits" else source
+    layout: str = "flat_val" if source == "digits" else source
     if split == "train":
         layout = "folder"
     elif layout == "auto":

@@ -16,6 +16,7 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from imnet_pl.core.errors import UserError, some_of
 from imnet_pl.data.index import ImageIndex
@@ -23,7 +24,8 @@ from imnet_pl.data.sources import scan
 
 log = logging.getLogger(__name__)
 
-LABEL_FORMATS = ("auto", "index0", "index1", "name")
+LabelFormat = Literal["auto", "index0", "index1", "name"]
+_INTEGER = re.compile(r"-?\d+")
 _HEADER_NAMES = frozenset(
     ["file", "filename", "image", "image_id", "imageid", "name", "path"]
 )
@@ -191,7 +193,7 @@ class _LabelReader:
             allowed = f"one of the {len(self.classes)} class names ({some_of(self.classes, 3)})"
         else:
             first = int(self.label_format[-1])
-            label = int(token) - first if re.fullmatch(r"\d+", token) else -1
+            label = int(token) - first if _INTEGER.fullmatch(token) else -1
             allowed = f"an index from {first} to {len(self.classes) - 1 + first}"
         if not 0 <= label < len(self.classes):
             raise UserError(
@@ -215,7 +217,7 @@ def _guess_format(
 ) -> str:
     texts = set(tokens.values())
     as_names = texts <= set(classes)
-    if not all(re.fullmatch(r"\d+", text) for text in texts):
+    if not all(_INTEGER.fullmatch(text) for text in texts):
         return "name"
     indices = {int(text) for text in texts}
     if as_names and any(

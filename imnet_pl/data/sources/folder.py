@@ -23,7 +23,7 @@ def list_classes(folder: Path) -> list[str]:
     Raises:
         UserError: There is no class folder.
     """
-    scan.require_folder(folder, "data.root: folder")
+    scan.require_folder(folder)
     names = scan.list_folders(folder)
     if not names:
         raise UserError(

@@ -88,13 +88,12 @@ def describe_folder(folder: Path) -> str:
     return "which holds " + (" and ".join(parts) if parts else "nothing")
 
 
-def require_folder(folder: Path, argument: str) -> None:
-    """Raise a UserError that names ``argument`` if ``folder`` is not a folder.
+def require_folder(folder: Path) -> None:
+    """Raise if a folder below the data root is not there.
 
     Raises:
         UserError: The folder is absent or a file.
     """
     if not folder.is_dir():
-        raise UserError(
-            f"{argument}={str(folder)!r} {'is not a folder' if folder.exists() else 'does not exist'}."
-        )
+        what = "is not a folder" if folder.exists() else "does not exist"
+        raise UserError(f"data.root: {str(folder)!r} {what}.")

@@ -1,0 +1,63 @@
+"""Data that tests make: tiny pictures in the layouts that people have."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+CLASSES = ("n01", "n02", "n03")
+
+
+def write_jpeg(file, seed=0, size=(40, 48), low=0, high=255):
+    """Write a random RGB JPEG of size (height, width)."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(low, high, (*size, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file, "JPEG")
+
+
+def write_classes(folder, counts, seed=0):
+    """Write class folders: class name -> number of pictures, each class of its own brightness."""
+    for i, (name, count) in enumerate(counts.items()):
+        (folder / name).mkdir(parents=True)
+        for j in range(count):
+            low = min(60 * i, 190)
+            write_jpeg(
+                folder / name / f"p{j}.jpg", seed + 100 * i + j, low=low, high=low + 60
+            )
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory, monkeypatch):
+    """Nothing is written to the user's cache folder."""
+    monkeypatch.setenv("IMNET_PL_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+@pytest.fixture
+def root(tmp_path):
+    """Class folders: 8 training and 3 validation pictures of each of three classes."""
+    root = tmp_path / "pictures"
+    write_classes(root / "train", dict.fromkeys(CLASSES, 8))
+    write_classes(root / "val", dict.fromkeys(CLASSES, 3), seed=50)
+    return root
+
+
+@pytest.fixture
+def flat_root(tmp_path):
+    """Three training classes and a flat val/ of six pictures, two of each class; no label file yet."""
+    root = tmp_path / "flat"
+    write_classes(root / "train", dict.fromkeys(CLASSES, 2))
+    for i in range(6):
+        write_jpeg(root / "val" / f"v{i}.JPEG", i)
+    return root
+
+
+@pytest.fixture
+def assets():
+    """Real pictures beside the checkout; a test that needs them is skipped without."""
+    beside = Path(__file__).parents[2] / "shared" / "assets"
+    folder = Path(os.environ.get("IMNET_PL_ASSETS", beside))
+    if not folder.is_dir():
+        pytest.skip("no real pictures: IMNET_PL_ASSETS is not set")
+    return folder

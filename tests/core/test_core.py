@@ -1,0 +1,80 @@
+"""What every room uses."""
+
+import pytest
+
+from imnet_pl.core.errors import nearest_hint, some_of
+from imnet_pl.core.files import create_dir_atomically
+from imnet_pl.core.machine import _cgroup_cores, loader_defaults, usable_cores
+from imnet_pl.core.stats import wilson_interval
+
+
+def test_hints():
+    assert nearest_hint("resnet19", ["resnet18", "vgg"]) == " Did you mean 'resnet18'?"
+    assert nearest_hint("zzz", ["resnet18"]) == ""
+    assert some_of("abc", 2) == "a, b and 1 more"
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    def fail(folder):
+        (folder / "half").write_text("x")
+        raise RuntimeError("power cut")
+
+    with pytest.raises(RuntimeError):
+        create_dir_atomically(tmp_path / "a" / "b", fail)
+    assert list((tmp_path / "a").iterdir()) == []
+    create_dir_atomically(
+        tmp_path / "a" / "b", lambda folder: (folder / "x").write_text("1")
+    )
+    assert [p.name for p in (tmp_path / "a").iterdir()] == ["b"]
+
+
+def test_a_folder_that_another_process_made_stays(tmp_path):
+    target = tmp_path / "b"
+
+    def slow(folder):
+        (folder / "mine").write_text("1")
+        target.mkdir()
+        (target / "theirs").write_text("2")
+
+    create_dir_atomically(target, slow)
+    assert [p.name for p in target.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"),
+    [
+        ("max 100000", None),
+        ("150000 100000", 1),
+        ("400000 100000", 4),
+        ("5000 100000", 1),
+        ("", None),
+    ],
+)
+def test_cgroup_quota(tmp_path, text, cores):
+    file = tmp_path / "cpu.max"
+    file.write_text(text)
+    assert _cgroup_cores(file) == cores
+    assert _cgroup_cores(tmp_path / "absent") is None
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "expected"),
+    [
+        (1, 1, (1, 1)),
+        (2, 1, (1, 2)),
+        (8, 1, (1, 8)),
+        (16, 1, (2, 8)),
+        (16, 2, (1, 8)),
+        (2, 4, (1, 1)),
+    ],
+)
+def test_loader_defaults(cores, ranks, expected):  # S16
+    assert loader_defaults(cores, ranks) == expected
+    assert usable_cores() >= 1
+
+
+def test_wilson_interval():
+    low, high = wilson_interval(0.76, 50_000)
+    assert (round(low, 4), round(high, 4)) == (0.7562, 0.7637)
+    assert wilson_interval(1.0, 10)[1] == pytest.approx(1)
+    assert wilson_interval(0.0, 10)[0] == pytest.approx(0)

@@ -1,0 +1,139 @@
+"""Bytes to RGB."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from imnet_pl.data.decode import UnreadableImage, decode_jpeg, decode_rgb, jpeg_size
+
+
+def encode(image, kind, **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def gradient(height=40, width=60):
+    y, x = np.mgrid[:height, :width]
+    return np.stack([y * 4, x * 4, (x + y) * 2], axis=-1).astype(np.uint8)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "WEBP", "TIFF", "PPM", "GIF"])
+def test_formats_by_content(kind):
+    options = {"lossless": True} if kind == "WEBP" else {}
+    pixels = gradient() if kind != "GIF" else np.full((8, 8, 3), 255, dtype=np.uint8)
+    assert np.array_equal(
+        decode_rgb(encode(Image.fromarray(pixels), kind, **options)), pixels
+    )
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
+def test_jpeg_modes_become_rgb(mode):  # S11
+    image = Image.fromarray(gradient()).convert(mode)
+    data = encode(image, "JPEG", quality=95)
+    with Image.open(io.BytesIO(data)) as decoded:
+        expected = np.asarray(decoded.convert("RGB")).astype(int)
+    assert np.abs(decode_rgb(data).astype(int) - expected).max() <= 3
+
+
+def test_16_bit_is_scaled_not_clipped():  # S11
+    ramp = np.linspace(0, 65535, 256 * 16).astype(np.uint16).reshape(16, 256)
+    rgb = decode_rgb(encode(Image.fromarray(ramp), "PNG"))
+    assert len(np.unique(rgb)) == 256
+    assert rgb.shape == (16, 256, 3)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_is_white(mode):  # S11
+    image = Image.new("RGBA", (4, 4), (255, 0, 0, 0)).convert(mode)
+    options = {"transparency": 0} if mode == "P" else {}
+    if mode == "P":
+        image = Image.new("P", (4, 4), 0)
+    assert decode_rgb(encode(image, "PNG", **options)).min() == 255
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P"])
+def test_other_modes(mode):
+    rgb = decode_rgb(encode(Image.fromarray(gradient()).convert(mode), "PNG"))
+    assert (rgb.shape, rgb.dtype) == ((40, 60, 3), np.uint8)
+
+
+@pytest.mark.parametrize("factor", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", [(64, 96), (65, 97), (333, 500)])
+def test_reduced_sizes(size, factor):
+    data = encode(Image.fromarray(gradient(*size)), "JPEG")
+    expected = tuple(-(-side // factor) for side in size)
+    assert jpeg_size(data) == size
+    assert decode_jpeg(data, size, factor).shape[:2] == expected
+
+
+@pytest.mark.parametrize("data", [b"", b"hello", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"])
+def test_no_picture_is_refused(data):
+    with pytest.raises(UnreadableImage):
+        decode_rgb(data)
+
+
+def test_a_jpeg_that_ends_early_is_refused():  # S12
+    data = encode(Image.fromarray(gradient(200, 300)), "JPEG")
+    for share in (0.3, 0.6, 0.95):
+        with pytest.raises(UnreadableImage):
+            decode_rgb(data[: int(len(data) * share)])
+
+
+# Rows of the manifest that hold no usable picture.
+UNREADABLE = {
+    "truncated.jpg",
+    "truncated_half.jpg",
+    "truncated.png",
+    "corrupt_header.jpg",
+    "zero_byte.jpg",
+    "html_named.jpg",
+    "giant_280MP.jpg",
+    "bomb_4GP.png",
+    "._apple_double.jpg",
+    "Thumbs.db",
+    "desktop.ini",
+}
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_odd_images(assets):  # S11
+    rows = (assets / "odd-images" / "manifest.tsv").read_text().splitlines()[1:]
+    names = [row.split("\t")[0] for row in rows]
+    failed = set()
+    for name in names:
+        try:
+            rgb = decode_rgb((assets / "odd-images" / name).read_bytes())
+        except UnreadableImage:
+            failed.add(name)
+        else:
+            assert rgb.dtype == np.uint8
+            assert rgb.shape[2] == 3
+    assert failed == UNREADABLE
+
+
+def test_odd_colours(assets):
+    def read(name):
+        return decode_rgb((assets / "odd-images" / name).read_bytes())
+
+    assert read("transparent_red.png").min() == 255
+    assert len(np.unique(read("ramp16.png"))) > 200
+    means = read("cmyk_noprofile.jpg").mean((0, 1))
+    assert np.abs(means - (109, 132, 110)).max() < 4
+    difference = read("cmyk_pillow.jpg").astype(int) - read("rgb_pillow.jpg")
+    assert np.abs(difference).mean() < 10
+
+
+def test_real_jpegs_are_pillows(assets):
+    files = sorted((assets / "imagenet-samples").iterdir())[::10]
+    differences = []
+    for file in files:
+        with Image.open(file) as image:
+            expected = np.asarray(image.convert("RGB")).astype(int)
+        differences.append(
+            np.abs(decode_rgb(Path(file).read_bytes()) - expected).mean()
+        )
+    assert np.mean(differences) < 0.1

@@ -1,0 +1,277 @@
+"""Worker processes, threads and the ring of shared slots."""
+
+import gc
+import os
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import CLASSES, write_classes, write_jpeg
+from probe import ModuleProbe
+
+from imnet_pl.core.errors import UserError
+from imnet_pl.data.augment import EvalTransform, TrainTransform
+from imnet_pl.data.dataset import FREE, ImageDataset, Slots
+from imnet_pl.data.loader import Batch, BatchLoader
+from imnet_pl.data.sampler import EvalSampler, TrainSampler
+from imnet_pl.data.sources import auto
+
+REPO = Path(__file__).parents[2]
+NUM_SLOTS = 4
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """Forty pictures of three classes."""
+    root = tmp_path_factory.mktemp("loader")
+    write_classes(root / "train", {"n01": 14, "n02": 13, "n03": 13})
+    return auto.index_split(root, "train", CLASSES)
+
+
+def make_loader(
+    index,
+    workers=0,
+    threads=1,
+    batch_size=8,
+    train=True,
+    transform=None,
+    drop_last=False,
+    **options,
+):
+    size = 16
+    if transform is None and train:
+        transform = TrainTransform(
+            size, (0.3, 1.0), (0.75, 1.33), 0.5, "bilinear", False
+        )
+    transform = transform or EvalTransform(size, 18, "bilinear")
+    slots = (
+        Slots(workers, NUM_SLOTS, batch_size, transform.image_size) if workers else None
+    )
+    dataset = ImageDataset(index, transform, 5, threads, slots, bad_image_error=train)
+    sampler = TrainSampler(len(index), seed=5) if train else EvalSampler(len(index))
+    return BatchLoader(
+        dataset, sampler, batch_size, drop_last, workers, 2, pin_memory=False, **options
+    )
+
+
+def epoch(loader, number=0):
+    loader.sampler.set_epoch(number)
+    return [Batch(*(t.clone() for t in batch)) for batch in loader]
+
+
+def same(left, right):
+    return len(left) == len(right) and all(
+        torch.equal(a, b)
+        for x, y in zip(left, right, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(index):
+    """Two epochs made in this process by one thread."""
+    loader = make_loader(index)
+    return [epoch(loader, number) for number in range(2)]
+
+
+def test_a_batch_is_what_the_contract_says(expected):  # S13
+    first = expected[0][0]
+    assert isinstance(first, tuple)
+    assert [t.dtype for t in first] == [
+        torch.uint8,
+        torch.int64,
+        torch.int64,
+        torch.uint8,
+    ]
+    assert first.images.shape == (8, 3, 16, 16)
+    assert first.status.tolist() == [0] * 8
+
+
+def test_images_are_channels_last(index):
+    images = next(iter(make_loader(index))).images
+    assert images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_two_epochs_differ_and_each_takes_every_picture_once(expected):
+    orders = [
+        torch.cat([batch.indices for batch in batches]).tolist() for batches in expected
+    ]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(40))
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.parametrize("threads", [2, 8])
+def test_threads_change_nothing(index, expected, threads):
+    loader = make_loader(index, threads=threads)
+    assert all(same(epoch(loader, number), expected[number]) for number in range(2))
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 1), (1, 8), (2, 2)])
+def test_workers_change_nothing(index, expected, workers, threads):  # S14
+    loader = make_loader(index, workers, threads)
+    assert all(same(epoch(loader, number), expected[number]) for number in (0, 1))
+    assert same(epoch(loader, 0), expected[0])
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 64])
+def test_evaluation_pictures_do_not_depend_on_the_batch(index, batch_size):
+    one = torch.cat(
+        [batch.images for batch in make_loader(index, train=False, batch_size=8)]
+    )
+    other = list(make_loader(index, 0, 3, batch_size, train=False))
+    assert torch.equal(torch.cat([batch.images for batch in other]), one)
+    assert torch.cat([batch.indices for batch in other]).tolist() == list(range(40))
+
+
+def test_kept_batches_do_not_change_and_slots_are_used_again(index):
+    loader = make_loader(index, 1, 2, batch_size=4)
+    kept, mappings = [], set()
+    for number in range(4):
+        loader.sampler.set_epoch(number)
+        for batch in loader:
+            mappings.add(batch.images.untyped_storage().data_ptr())
+            if len(kept) < 3:
+                kept.append((batch.images, batch.images.clone()))
+    assert all(torch.equal(live, copy) for live, copy in kept)
+    assert len(mappings) < 40
+    owners = loader.dataset.slots.owners
+    del batch, kept
+    gc.collect()
+    loader._free_unused()
+    assert (owners == FREE).all()
+
+
+def test_a_pass_that_is_left_early_loses_no_slot(index, expected):
+    loader = make_loader(index, 1, 2)
+    owners = loader.dataset.slots.owners
+    for _ in range(5):
+        batch = next(iter(loader))
+    assert same(epoch(loader, 1), expected[1])
+    del batch
+    gc.collect()
+    loader._free_unused()
+    assert (owners == FREE).all()
+
+
+def test_more_batches_are_kept_than_there_are_slots(index):
+    loader = make_loader(index, 1, 1, batch_size=4)
+    kept = list(loader)
+    assert len(kept) == 10 > NUM_SLOTS
+    assert same(kept, epoch(make_loader(index, batch_size=4)))
+
+
+def test_global_random_state_is_neither_used_nor_changed(index, expected):  # S26
+    loader = make_loader(index, 1, 1)
+    torch.manual_seed(1)
+    np.random.seed(1)
+    random.seed(1)
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    assert same(epoch(loader), expected[0])
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1:] == (np.random.get_state()[1].tolist(), random.getstate())
+
+
+def test_worker_imports_little(index):  # S14
+    """Neither lightning nor torchvision, though pytest's process has both."""
+    import lightning  # noqa: F401
+    import torchvision  # noqa: F401
+
+    images = next(
+        iter(make_loader(index, 1, train=False, transform=ModuleProbe()))
+    ).images
+    assert images[:, 1:].max() == 0
+    assert images[:, 0, 0, 0].tolist() == [1] * 8
+
+
+SCRIPT = """
+import sys
+if __name__ == "__main__":
+    import lightning, torch
+    from imnet_pl.data.datamodule import ImageNetDataModule
+    from probe import ModuleProbe
+    lightning.seed_everything(0, workers=True)
+    data = ImageNetDataModule(sys.argv[1], batch_size=4, image_size=8, num_workers=1)
+    data.setup("fit")
+    loader = data.val_dataloader()
+    loader.dataset.transform = ModuleProbe()
+    trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False)
+    seen = []
+    class Model(lightning.LightningModule):
+        def validation_step(self, batch, batch_idx):
+            seen.append(int(batch.images[:, 1:].max()))
+    trainer.validate(Model(), loader, verbose=False)
+    assert seen and max(seen) == 0, seen
+"""
+
+
+def test_worker_imports_little_under_a_trainer_that_seeds_workers(root, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script, root],
+        env={**os.environ, "PYTHONPATH": f"{REPO}{os.pathsep}{Path(__file__).parent}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_unreadable_training_picture_is_named(root, workers):  # S12
+    (root / "train" / "n02" / "p3.jpg").write_bytes(b"no picture")
+    index = auto.index_split(root, "train", CLASSES)
+    with pytest.raises(
+        UserError, match=r"n02.p3\.jpg' \(index 11\) can not be read"
+    ) as caught:
+        list(make_loader(index, workers, 2))
+    assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["bytes", "gone"])
+def test_unreadable_evaluation_picture_has_zero_pixels_and_a_status(root, damage):
+    index = auto.index_split(root, "train", CLASSES)
+    file = root / "train" / "n02" / "p3.jpg"
+    file.write_bytes(b"no picture") if damage == "bytes" else file.unlink()
+    batches = list(make_loader(index, 0, 2, train=False))
+    status = torch.cat([batch.status for batch in batches])
+    assert status.nonzero().flatten().tolist() == [11]
+    assert torch.cat([batch.images for batch in batches])[11].max() == 0
+    assert torch.cat([batch.targets for batch in batches])[11] == 1
+
+
+def test_last_short_batch(index):
+    sizes = [len(batch.targets) for batch in make_loader(index, batch_size=12)]
+    assert sizes == [12, 12, 12, 4]
+    loader = make_loader(index, batch_size=12, drop_last=True)
+    assert [len(batch.targets) for batch in loader] == [12] * 3
+    assert len(loader) == 3
+    assert [loader.batch_len(i) for i in range(4)] == sizes
+
+
+def test_dataset_can_be_pickled(index):  # S14
+    dataset = make_loader(index, threads=2).dataset
+    list(make_loader(index, threads=2))
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert len(copy) == 40
+
+
+def test_file_handles_are_closed(index):  # S15
+    psutil = pytest.importorskip("psutil")
+    loader = make_loader(index, 0, 2)
+    epoch(loader)
+    before = len(psutil.Process().open_files())
+    for number in range(3):
+        epoch(loader, number)
+    assert len(psutil.Process().open_files()) == before
+
+
+def test_picture_larger_than_the_batch_is_no_matter(tmp_path):
+    write_jpeg(tmp_path / "train" / "a" / "tall.jpg", size=(900, 20))
+    index = auto.index_split(tmp_path, "train", ["a"])
+    (batch,) = make_loader(index, train=False)
+    assert batch.images.shape == (1, 3, 16, 16)

@@ -9,12 +9,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from imnet_pl.data import decode
 
 Interpolation = Literal["bilinear", "bicubic"]
 Box = tuple[int, int, int, int]  # top, left, height, width
+
+# What torch.nn.functional.interpolate calls, which can not write to given memory: its own result is in planes
+# for a single picture, and copying that into a row of the batch costs as much as the resizing.
+_RESIZE = {
+    "bilinear": torch.ops.aten._upsample_bilinear2d_aa.out,
+    "bicubic": torch.ops.aten._upsample_bicubic2d_aa.out,
+}
 
 
 def draw_crop(
@@ -65,25 +71,20 @@ def reduction_factor(box: Box, image_size: int) -> int:
     return next((f for f in (8, 4, 2) if smaller >= f * image_size), 1)
 
 
-def resize(
-    pixels: NDArray[np.uint8], size: tuple[int, int], interpolation: str
-) -> Tensor:
+def resize(pixels: NDArray[np.uint8], interpolation: str, out: Tensor) -> None:
     """Resize with antialiasing, in integers as Pillow does.
 
     Args:
         pixels: uint8 [H, W, 3].
-        size: (height, width) in px.
         interpolation: ``bilinear`` or ``bicubic``.
-
-    Returns:
-        uint8 [3, height, width], in the memory order of ``pixels``.
+        out: Where to write: uint8 [3, height, width], in channels_last memory.
     """
     chw = torch.from_numpy(pixels).permute(2, 0, 1)
-    if size == chw.shape[1:]:
-        return chw
-    return functional.interpolate(chw[None], size, mode=interpolation, antialias=True)[
-        0
-    ]
+    size = list(out.shape[1:])
+    if size == list(chw.shape[1:]):
+        out.copy_(chw)
+    else:
+        _RESIZE[interpolation](chw[None], size, False, None, None, out=out[None])
 
 
 @dataclass(frozen=True)
@@ -113,21 +114,26 @@ class TrainTransform:
             UnreadableImage: The file can not be decoded.
         """
         rng = random.Random(key)
+        pixels, box = self._decode_crop(data, rng)
+        top, left, height, width = box
+        crop = pixels[top : top + height, left : left + width]
+        resize(crop, self.interpolation, out)
+        if rng.random() < self.hflip:
+            out.copy_(out.flip(-1))
+
+    def _decode_crop(
+        self, data: bytes, rng: random.Random
+    ) -> tuple[NDArray[np.uint8], Box]:
+        """Return a decoded picture, and the box to crop from it; a JPEG's box is drawn before decoding."""
         size = decode.jpeg_size(data)
-        pixels = decode.decode_rgb(data) if size is None else None
-        height, width = size if pixels is None and size else pixels.shape[:2]  # type: ignore[union-attr]
-        box = draw_crop(height, width, self.scale, self.ratio, rng)
-        if pixels is None and size is not None:
-            factor = (
-                reduction_factor(box, self.image_size) if self.reduced_decode else 1
-            )
-            pixels = decode.decode_jpeg(data, size, factor)
-            box = _scale_box(box, size, pixels.shape[:2])
-        assert pixels is not None
-        top, left, crop_h, crop_w = box
-        crop = pixels[top : top + crop_h, left : left + crop_w]
-        result = resize(crop, (self.image_size, self.image_size), self.interpolation)
-        out.copy_(result.flip(-1) if rng.random() < self.hflip else result)
+        if size is None:
+            pixels = decode.decode_rgb(data)
+            height, width = pixels.shape[:2]
+            return pixels, draw_crop(height, width, self.scale, self.ratio, rng)
+        box = draw_crop(*size, self.scale, self.ratio, rng)
+        factor = reduction_factor(box, self.image_size) if self.reduced_decode else 1
+        pixels = decode.decode_jpeg(data, size, factor)
+        return pixels, _scale_box(box, size, pixels.shape[:2])
 
 
 def _scale_box(box: Box, size: tuple[int, int], decoded: tuple[int, ...]) -> Box:
@@ -169,7 +175,8 @@ class EvalTransform:
         height, width = pixels.shape[:2]
         short = min(height, width)
         size = int(self.resize * height / short), int(self.resize * width / short)
-        resized = resize(pixels, size, self.interpolation)
+        resized = torch.empty((*size, 3), dtype=torch.uint8).permute(2, 0, 1)
+        resize(pixels, self.interpolation, resized)
         # Both roundings as in torchvision's Resize and CenterCrop, so that accuracies compare.
         top, left = (round((side - self.image_size) / 2.0) for side in size)
         out.copy_(

@@ -1,0 +1,248 @@
+"""Pictures a second from disk to batch: our loader, the usual DataLoader, and bare decoding.
+
+python benchmarks/loading.py [--pictures DIR] [--repeats 5] [--json FILE]
+
+All sides run in turn in one run; the ratios count, since machines drift. Needs an idle machine.
+"""
+
+import argparse
+import gc
+import json
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+BATCH = 128
+WARM_UP = 4  # batches that are not counted
+
+
+def make_root(pictures: Path, root: Path, least: int) -> None:
+    """Fill class folders below ``root`` with links to the pictures, again and again until there are enough."""
+    files = sorted(
+        p for p in pictures.iterdir() if p.suffix.lower() in (".jpeg", ".jpg")
+    )
+    if not files:
+        raise SystemExit(f"--pictures {pictures}: no JPEG files there")
+    for split in ("train", "val"):
+        for i in range(least):
+            source = files[i % len(files)].resolve()
+            target = root / split / f"class_{i % 10}" / f"{i:06d}.JPEG"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                target.symlink_to(source)
+            except OSError:  # Windows without the privilege
+                target.write_bytes(source.read_bytes())
+    for file in files:
+        file.read_bytes()  # into the page cache
+
+
+def time_batches(batches: Iterable[Any], count: int) -> tuple[float, float]:
+    """Return (seconds to the first batch, pictures a second after the warm-up)."""
+    start = time.perf_counter()
+    first = counted_from = 0.0
+    for i, batch in enumerate(batches):
+        now = time.perf_counter()
+        first = first or now - start
+        if i == WARM_UP - 1:
+            counted_from = now
+        if i == WARM_UP + count - 1:
+            assert len(batch[0]) == BATCH
+            return first, count * BATCH / (now - counted_from)
+    raise SystemExit("too few pictures for the batches asked for")
+
+
+def measure_seed(data: Any, split: str, count: int) -> tuple[float, float]:
+    """Time the usual DataLoader."""
+    from seed_loader import PillowDataset, seed_loader
+
+    index = data.indices[split]
+    paths = [index.path(i) for i in range(len(index))]
+    train = split == "train"
+    dataset = PillowDataset(paths, index.labels.tolist(), train)
+    loader = seed_loader(dataset, train, BATCH)
+    return time_batches(loader, count)
+
+
+def measure_ours(data: Any, split: str, count: int) -> tuple[float, float]:
+    """Time the data module's loader with its defaults."""
+    loader = data.train_dataloader() if split == "train" else data.val_dataloader()
+    return time_batches(loader, count)
+
+
+def measure_bare(data: Any, split: str, count: int) -> tuple[float, float]:
+    """Time the same transform in as many processes as cores, without a loader; seconds are the start."""
+    from imnet_pl.core.machine import usable_cores
+
+    loader = data.train_dataloader() if split == "train" else data.val_dataloader()
+    paths = [data.indices[split].path(i) for i in range((WARM_UP + count) * BATCH)]
+    spawn = multiprocessing.get_context("spawn")
+    cores, results = usable_cores(), spawn.Queue()
+    ready = spawn.Barrier(cores)
+    arguments = [
+        (paths[i::cores], loader.dataset.transform, ready, results)
+        for i in range(cores)
+    ]
+    start = time.perf_counter()
+    processes = [spawn.Process(target=decode_all, args=row) for row in arguments]
+    for process in processes:
+        process.start()
+    spans = [results.get() for _ in processes]
+    for process in processes:
+        process.join()
+    began = min(span[0] for span in spans)
+    return began - start, len(paths) / (max(span[1] for span in spans) - began)
+
+
+def decode_all(paths: list[str], transform: Any, ready: Any, results: Any) -> None:
+    """Decode and transform pictures in this process; send when it began and ended."""
+    import torch
+
+    torch.set_num_threads(1)
+    size = transform.image_size
+    out = torch.empty((size, size, 3), dtype=torch.uint8).permute(2, 0, 1)
+    ready.wait()
+    start = time.perf_counter()
+    with torch.inference_mode():
+        for key, path in enumerate(paths):
+            transform(Path(path).read_bytes(), key, out)
+    results.put((start, time.perf_counter()))
+
+
+def stage_costs(data: Any, rounds: int = 2) -> dict[str, float]:
+    """Return CPU milliseconds a picture of each stage of training, in one thread."""
+    import random
+
+    import torch
+
+    from imnet_pl.data import augment, decode
+
+    torch.set_num_threads(1)
+    transform = data.train_dataloader().dataset.transform
+    size = transform.image_size
+    out = torch.empty((size, size, 3), dtype=torch.uint8).permute(2, 0, 1)
+    spent = dict.fromkeys(("read", "header", "decode", "crop, resize", "flip"), 0.0)
+    paths = [data.indices["train"].path(i) for i in range(250)] * rounds
+
+    def add(stage: str, since: float) -> float:
+        now = time.thread_time()
+        spent[stage] += (now - since) * 1000 / len(paths)
+        return now
+
+    for key, path in enumerate(paths):
+        rng = random.Random(key)
+        clock = time.thread_time()
+        content = Path(path).read_bytes()
+        clock = add("read", clock)
+        shape = decode.jpeg_size(content)
+        clock = add("header", clock)
+        pixels = (
+            decode.decode_jpeg(content, shape) if shape else decode.decode_rgb(content)
+        )
+        clock = add("decode", clock)
+        box = augment.draw_crop(
+            *pixels.shape[:2], transform.scale, transform.ratio, rng
+        )
+        top, left, height, width = box
+        crop = pixels[top : top + height, left : left + width]
+        augment.resize(crop, transform.interpolation, out)
+        clock = add("crop, resize", clock)
+        if rng.random() < transform.hflip:
+            out.copy_(out.flip(-1))
+        add("flip", clock)
+    return spent
+
+
+SIDES = {
+    "train: DataLoader, 2 workers, PIL": (measure_seed, "train"),
+    "train: ours": (measure_ours, "train"),
+    "train: bare decode + resize": (measure_bare, "train"),
+    "val: ours": (measure_ours, "val"),
+    "val: bare decode + resize": (measure_bare, "val"),
+}
+RATIOS = (
+    ("train: ours", "train: DataLoader, 2 workers, PIL"),
+    ("train: ours", "train: bare decode + resize"),
+    ("val: ours", "val: bare decode + resize"),
+)
+
+
+def measure(root: Path, repeats: int, count: int) -> dict[str, Any]:
+    """Run every side in turn, ``repeats`` times, and return all figures."""
+    from imnet_pl.data.datamodule import ImageNetDataModule
+
+    data = ImageNetDataModule(str(root), batch_size=BATCH, eval_batch_size=BATCH)
+    data.setup("fit")
+    runs: dict[str, list[tuple[float, float]]] = {name: [] for name in SIDES}
+    for _ in range(repeats):
+        for name, (side, split) in SIDES.items():
+            runs[name].append(side(data, split, count))
+            gc.collect()  # the side's worker processes end with its loader
+    workers, threads = data._workers_and_threads()
+    return {
+        "workers": workers,
+        "threads": threads,
+        "pictures_per_sec": {
+            name: [rate for _, rate in run] for name, run in runs.items()
+        },
+        "first_batch_sec": {
+            name: [first for first, _ in run] for name, run in runs.items()
+        },
+        "cpu_ms_per_picture": stage_costs(data),
+    }
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Print the figures as tables."""
+    print(f"load before: {figures['load_before']:.2f}; cores: {figures['cores']}")
+    print(
+        f"ours: {figures['workers']} worker, {figures['threads']} threads; batch {BATCH}, 224 px\n"
+    )
+    print(f"{'':36}{'pictures/s':>11}{'min - max':>16}{'first batch':>13}")
+    rates, firsts = figures["pictures_per_sec"], figures["first_batch_sec"]
+    for name, rate in rates.items():
+        spread = f"{min(rate):.0f} - {max(rate):.0f}"
+        first = f"{statistics.median(firsts[name]):.1f} s"
+        print(f"{name:36}{statistics.median(rate):11.0f}{spread:>16}{first:>13}")
+    print()
+    for left, right in RATIOS:
+        pairs = [a / b for a, b in zip(rates[left], rates[right], strict=True)]
+        print(
+            f"{left} / {right}: {statistics.median(pairs):.2f} (median of {len(pairs)} pairs)"
+        )
+    print("\nCPU ms a picture in training, one thread")
+    for stage, cost in figures["cpu_ms_per_picture"].items():
+        print(f"  {stage:14}{cost:7.3f}")
+    print(f"  {'sum':14}{sum(figures['cpu_ms_per_picture'].values()):7.3f}")
+
+
+def main() -> None:
+    """Parse the arguments, measure and print."""
+    beside = Path(__file__).parents[2] / "shared" / "assets"
+    assets = Path(os.environ.get("IMNET_PL_ASSETS", beside))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--pictures", type=Path, default=assets / "imagenet-samples")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--batches", type=int, default=24, help="counted batches of each run"
+    )
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    args = parser.parse_args()
+    if not args.pictures.is_dir():
+        raise SystemExit(f"--pictures {args.pictures}: no such folder")
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    with tempfile.TemporaryDirectory() as folder:
+        make_root(args.pictures, Path(folder), (WARM_UP + args.batches) * BATCH)
+        figures = measure(Path(folder), args.repeats, args.batches)
+    figures |= {"load_before": load, "cores": os.cpu_count()}
+    show(figures)
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -120,16 +120,12 @@ class ImageNetDataModule(LightningDataModule):
                 raise UserError(
                     f"data.{name}={value!r} must be one of {', '.join(allowed)}.{hint}"
                 )
-        positive = ["batch_size", "eval_batch_size", "image_size", "prefetch_factor"]
-        for name in positive + [
-            n for n in ("num_threads",) if self.num_threads is not None
-        ]:
-            if getattr(self, name) < 1:
-                raise UserError(
-                    f"data.{name}={getattr(self, name)} must be at least 1."
-                )
-        if self.num_workers is not None and self.num_workers < 0:
-            raise UserError(f"data.num_workers={self.num_workers} must be 0 or more.")
+        least = {"batch_size": 1, "eval_batch_size": 1, "prefetch_factor": 1}
+        least |= {"image_size": 2, "num_threads": 1, "num_workers": 0}
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise UserError(f"data.{name}={value} must be at least {bound}.")
         if self.eval_resize < self.image_size:
             raise UserError(
                 f"data.eval_resize={self.eval_resize} must be at least data.image_size={self.image_size}."

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +69,9 @@ class ImageIndex:
         labelled = self.labels[self.labels >= 0]
         return np.bincount(labelled, minlength=len(self.classes)).astype(np.int64)
 
+    @cached_property
     def fingerprint(self) -> str:
-        """Return the SHA-256 of the sorted (relative posix path, class name) rows, without the root."""
+        """The SHA-256 of the sorted (relative posix path, class name) rows, without the root."""
         names = [os.fsencode(name) for name in self.classes]
         rows = sorted(
             os.fsencode(self.relative_path(i))
@@ -84,4 +86,4 @@ class ImageIndex:
 
     def summary(self) -> dict[str, Any]:
         """Return facts about the data in plain types: number of pictures and fingerprint."""
-        return {"num_samples": len(self), "fingerprint": self.fingerprint()}
+        return {"num_samples": len(self), "fingerprint": self.fingerprint}

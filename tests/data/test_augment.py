@@ -16,6 +16,7 @@ from imnet_pl.data.augment import (
     TrainTransform,
     draw_crop,
     reduction_factor,
+    resize,
 )
 
 
@@ -134,3 +135,24 @@ def test_reduced_decode_gives_nearly_the_same_pixels(size):
         train(reduced_decode=True)(data, key, reduced)
         differences.append((full.float() - reduced.float()).abs().mean().item())
     assert 0 < np.mean(differences) < 3
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+@pytest.mark.parametrize(
+    "side", [(1, 1), (1, 2), (2, 1), (5, 1), (3, 3), (40, 50), (1, 999)]
+)
+def test_resize_writes_what_interpolate_gives_and_nothing_beside_it(side, mode):
+    picture = np.random.default_rng(0).integers(
+        0, 256, (side[0] + 1, side[1] + 1, 3), dtype=np.uint8
+    )
+    crop = picture[1:, :-1]
+    planes = torch.from_numpy(crop.copy()).permute(2, 0, 1).contiguous()
+    for size in ((1, 7), (7, 1), (2, 2), (32, 32), side):
+        batch = torch.full((3, *size, 3), 99, dtype=torch.uint8)
+        out = batch.permute(0, 3, 1, 2)[1]
+        resize(crop, mode, out)
+        expected = torch.nn.functional.interpolate(
+            planes[None], size, mode=mode, antialias=True
+        )
+        assert torch.equal(out, expected[0])
+        assert (batch[[0, 2]] == 99).all()

@@ -345,10 +345,10 @@ def test_non_ascii_names(tmp_path):
 
 
 def test_fingerprint_is_of_names_and_classes_not_of_the_place(root, tmp_path):
-    before = index(root, "val").fingerprint()
+    before = index(root, "val").fingerprint
     root.rename(tmp_path / "moved")
-    assert index(tmp_path / "moved", "val").fingerprint() == before
+    assert index(tmp_path / "moved", "val").fingerprint == before
     (tmp_path / "moved" / "val" / "n01" / "p0.jpg").rename(
         tmp_path / "moved" / "val" / "n02" / "q.jpg"
     )
-    assert index(tmp_path / "moved", "val").fingerprint() != before
+    assert index(tmp_path / "moved", "val").fingerprint != before

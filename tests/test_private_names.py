@@ -1,0 +1,55 @@
+"""Every private name of Lightning or torch that the package uses: an upgrade that moves one fails here."""
+
+import re
+from pathlib import Path
+
+import torch
+from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
+from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
+from lightning.pytorch.trainer import Trainer
+from torch.multiprocessing.reductions import StorageWeakRef
+
+PACKAGE = Path(__file__).parents[1] / "imnet_pl"
+
+
+def test_lightning():
+    assert callable(LightningCLI._parse_ckpt_path)
+    assert callable(LightningCLI.instantiate_trainer)
+    assert {"parser", "config"} <= set(SaveConfigCallback.__init__.__annotations__)
+    trainer = Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
+    assert callable(trainer.fit_loop.setup_data)
+    assert issubclass(Tqdm, object)
+
+
+def test_torch():
+    tensor = torch.zeros(4)
+    storage = StorageWeakRef(tensor.untyped_storage())
+    assert not storage.expired()
+    del tensor
+    assert storage.expired()
+    picture = torch.randint(0, 256, (1, 9, 11, 3), dtype=torch.uint8).permute(
+        0, 3, 1, 2
+    )
+    for kind in ("bilinear", "bicubic"):
+        out = torch.empty((5, 6, 3), dtype=torch.uint8).permute(2, 0, 1)[None]
+        getattr(torch.ops.aten, f"_upsample_{kind}2d_aa").out(
+            picture, [5, 6], False, None, None, out=out
+        )
+        expected = torch.nn.functional.interpolate(
+            picture, (5, 6), mode=kind, antialias=True
+        )
+        assert torch.equal(out, expected)
+
+
+def test_the_list_is_complete():
+    """No other private attribute of another object is touched."""
+    allowed = {
+        "_parse_ckpt_path",
+        "_upsample_bilinear2d_aa",
+        "_upsample_bicubic2d_aa",
+        "_replace",
+    }
+    for file in PACKAGE.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        touched = set(re.findall(r"(?<!self)(?<!cls)\.(_[a-z]\w+)", text))
+        assert touched <= allowed, (file, touched - allowed)

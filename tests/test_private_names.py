@@ -8,6 +8,8 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.trainer import Trainer
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 PACKAGE = Path(__file__).parents[1] / "imnet_pl"
 
@@ -19,6 +21,12 @@ def test_lightning():
     trainer = Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
     assert callable(trainer.fit_loop.setup_data)
     assert issubclass(Tqdm, object)
+
+
+def test_torch_loader():
+    loader = DataLoader([1], num_workers=1, persistent_workers=True)
+    assert loader._iterator is None
+    assert callable(_MultiProcessingDataLoaderIter._shutdown_workers)
 
 
 def test_torch():
@@ -44,6 +52,8 @@ def test_torch():
 def test_the_list_is_complete():
     """No other private attribute of another object is touched."""
     allowed = {
+        "_iterator",
+        "_shutdown_workers",
         "_parse_ckpt_path",
         "_upsample_bilinear2d_aa",
         "_upsample_bicubic2d_aa",

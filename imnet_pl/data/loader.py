@@ -1,6 +1,7 @@
 """Worker processes and the ring of shared slots: requests in, batches out."""
 
 import signal
+import weakref
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
@@ -104,6 +105,8 @@ class BatchLoader:
                 pin_memory=pin_memory,
                 generator=torch.Generator(),
             )
+            # At the interpreter's end too: workers that are killed there leave folders of sockets behind.
+            weakref.finalize(self, _end_workers, self._loader)
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
@@ -166,6 +169,13 @@ class BatchLoader:
         slots = self.dataset.slots
         assert slots is not None
         slots.owners[slot] = FREE
+
+
+def _end_workers(loader: "DataLoader[MadeBatch]") -> None:
+    """Let the worker processes end by themselves."""
+    if loader._iterator is not None:
+        loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
+        loader._iterator = None
 
 
 def _unchanged(made: MadeBatch) -> MadeBatch:

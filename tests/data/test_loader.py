@@ -221,6 +221,41 @@ def test_worker_imports_little_under_a_trainer_that_seeds_workers(root, tmp_path
     assert done.returncode == 0, done.stderr
 
 
+ENDING = """
+import sys
+if __name__ == "__main__":
+    from imnet_pl.data.datamodule import ImageNetDataModule
+    data = ImageNetDataModule(sys.argv[1], batch_size=4, image_size=8, num_workers=1)
+    data.setup("fit")
+    loader = data.train_dataloader()
+    batches = iter(loader)
+    next(batches)
+    if sys.argv[2] == "error":
+        raise RuntimeError("in the middle of a pass")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at Linux' folders")
+@pytest.mark.parametrize("ending", ["quiet", "error"])
+def test_an_ending_process_leaves_nothing_behind(root, tmp_path, ending):
+    script, own_tmp = tmp_path / "script.py", tmp_path / "tmp"
+    script.write_text(ENDING)
+    own_tmp.mkdir()
+    before = set(Path("/dev/shm").iterdir())
+    environment = {**os.environ, "PYTHONPATH": str(REPO), "TMPDIR": str(own_tmp)}
+    done = subprocess.run(
+        [sys.executable, script, root, ending],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == (ending == "error"), done.stderr
+    assert not [p for p in own_tmp.iterdir() if p.name.startswith("pymp-")]
+    assert not [
+        p for p in set(Path("/dev/shm").iterdir()) - before if "torch" in p.name
+    ]
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_unreadable_training_picture_is_named(root, workers):  # S12
     (root / "train" / "n02" / "p3.jpg").write_bytes(b"no picture")

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import yaml
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
@@ -41,7 +42,7 @@ def run(verb: str, args: list[str]) -> int:
     except MisconfigurationException as error:
         raise UserError(" ".join(str(error).split())) from error
     except SystemExit as stop:  # --help and --print_config
-        return int(stop.code or 0)
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
 
 
@@ -126,14 +127,13 @@ class ImageNetCLI(LightningCLI):
         """Fill in what depends on other arguments, so that the resolved config holds it."""
         verb = self.config["subcommand"]
         config = self.config[verb]
-        if (
-            verb in EVALUATING_VERBS
-            and self._contract is None
-            and config.model.weights is None
-        ):
-            raise UserError(
-                f"{verb} needs --ckpt_path FILE, or --model.weights for a model without a checkpoint."
-            )
+        if self._contract is None and verb in EVALUATING_VERBS:
+            _check_has_model(verb, config.ckpt_path, config.model.weights)
+        elif self._contract is None and config.ckpt_path is not None:
+            self._ckpt_path = config.ckpt_path
+            self._contract = checkpointing.read_contract(config.ckpt_path)
+        if config.trainer.deterministic:
+            config.trainer.benchmark = False
         if config.data.root is not None:
             config.data.root = str(Path(config.data.root).expanduser().absolute())
         if config.data.seed is None:
@@ -145,19 +145,14 @@ class ImageNetCLI(LightningCLI):
         given = config.trainer.callbacks or []
         given = list(given) if isinstance(given, list) else [given]
         if config.trainer.barebones:
-            kwargs["log_every_n_steps"] = (
-                None  # Lightning refuses a config's value beside barebones
-            )
+            # Lightning refuses a config's value beside barebones.
+            kwargs["log_every_n_steps"] = None
         else:
             kwargs |= self._logger_and_bar(given)
             given += self._own_callbacks()
         try:
             return super().instantiate_trainer(callbacks=given, **kwargs)
-        except (
-            ValueError,
-            TypeError,
-            MisconfigurationException,
-        ) as error:  # of Lightning, about trainer.*
+        except (ValueError, TypeError, MisconfigurationException) as error:
             raise UserError(f"trainer: {' '.join(str(error).split())}") from error
 
     def _logger_and_bar(self, callbacks: list[Callback]) -> dict[str, Any]:
@@ -209,6 +204,14 @@ class ImageNetCLI(LightningCLI):
         log.info("%s: %.1f M parameters, %d classes.", arch, millions, num_classes)
         guards.warn_if_gpu_unused()
 
+    def after_fit(self) -> None:
+        """Say where the best checkpoint is."""
+        for callback in self.trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.monitor:
+                score, path = callback.best_model_score, callback.best_model_path
+                if path:
+                    log.info("best %s %.4f: %s", callback.monitor, score, path)
+
     def before_validate(self) -> None:
         """Check that the checkpoint is of this model."""
         self._check_checkpoint()
@@ -224,6 +227,18 @@ class ImageNetCLI(LightningCLI):
     def test(self, **kwargs: Any) -> None:
         """Evaluate on the test split."""
         self.trainer.test(verbose=False, **kwargs)
+
+
+def _check_has_model(verb: str, ckpt_path: str | None, weights: str | None) -> None:
+    """Raise unless there is something to evaluate without a checkpoint on the command line."""
+    if ckpt_path is not None:
+        raise UsageError(
+            f"ckpt_path={ckpt_path!r} stands in a config: {verb} needs it on the command line, as --ckpt_path FILE."
+        )
+    if weights is None:
+        raise UserError(
+            f"{verb} needs --ckpt_path FILE, or --model.weights for a model without a checkpoint."
+        )
 
 
 def _evaluation_config(contract: dict[str, Any]) -> dict[str, Any]:

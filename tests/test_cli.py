@@ -212,7 +212,7 @@ def test_flags_and_configs_override_the_checkpoint(root, in_tmp, tiny_network, c
     best = in_tmp / "runs" / "run" / "version_0" / "checkpoints" / "best.ckpt"
     file = in_tmp / "c.yaml"
     file.write_text(
-        "data: {image_size: 48, eval_resize: 64}\ntrainer: {limit_val_batches: 1}\n"
+        "data: {image_size: 48, eval_resize: 64}\ntrainer: {limit_val_batches: 0.5}\n"
     )
     args = [
         "validate",
@@ -399,6 +399,57 @@ def test_progress_bar_on_a_terminal(
         assert shown in out
     line = r"epoch 1/1  train loss [\d.]+  val loss .*n 9  [\d.]+ s"
     assert any(re.fullmatch(line, text) for text in out.splitlines()), out
+
+
+def test_deterministic_turns_benchmark_off(root, in_tmp, tiny_network):  # S26
+    benchmark = ["--trainer.benchmark", "true", "--trainer.max_epochs", "1"]
+    for more, expected in ([], True), (["--trainer.deterministic", "true"], False):
+        try:
+            assert main(fit_args(root, *benchmark, *more)) == 0
+            assert torch.backends.cudnn.benchmark is expected
+        finally:
+            torch.use_deterministic_algorithms(False)
+            torch.backends.cudnn.benchmark = False
+    written = yaml.safe_load(
+        (in_tmp / "runs" / "run" / "version_1" / "config.yaml").read_text()
+    )
+    assert written["trainer"]["benchmark"] is False
+
+
+def test_best_checkpoint_is_named_at_the_end(root, in_tmp, tiny_network, capsys):
+    chosen = ["--checkpoint.monitor", "val/loss", "--checkpoint.mode", "min"]
+    assert main(fit_args(root, "--trainer.max_epochs", "2", *chosen)) == 0
+    losses = logged(in_tmp / "runs" / "run" / "version_0" / "metrics.csv", "val/loss")
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert last_line.startswith(f"best val/loss {min(losses):.4f}: ")
+    assert last_line.endswith("best.ckpt")
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_unreadable_pictures(root, in_tmp, tiny_network, capsys, workers):  # S12
+    (root / "val" / "n02" / "p1.jpg").write_bytes(b"no picture")
+    args = fit_args(root, "--trainer.max_epochs", "1", "--data.num_workers", workers)
+    assert main(args) == 0
+    assert "n 9  1 unreadable, counted as wrong" in capsys.readouterr().out
+    (root / "train" / "n02" / "p1.jpg").write_bytes(b"no picture")
+    assert main(args) == 1
+    last_line = capsys.readouterr().err.splitlines()[-1]
+    assert last_line.startswith("error: picture ")
+    assert "p1.jpg' (index 9) can not be read" in last_line
+
+
+def test_checkpoint_named_in_a_config(root, in_tmp, tiny_network, capsys):
+    main(fit_args(root, "--trainer.max_epochs", "1"))
+    file = in_tmp / "c.yaml"
+    file.write_text(
+        f"ckpt_path: {in_tmp / 'runs/run/version_0/checkpoints/best.ckpt'}\n"
+    )
+    assert main(["validate", "--config", str(file)]) == 2
+    assert "on the command line" in capsys.readouterr().err
+    assert (
+        main([*fit_args(root, "--model.arch", "resnet18"), "--config", str(file)]) == 1
+    )
+    assert "model.arch='resnet50'" in capsys.readouterr().err
 
 
 def test_gpu_that_torch_does_not_use_is_said_once(

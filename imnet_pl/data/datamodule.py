@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-import torch
 from lightning.pytorch import LightningDataModule
 
 from imnet_pl.core.errors import UserError, nearest_hint, some_of
@@ -274,7 +273,7 @@ class ImageNetDataModule(LightningDataModule):
             drop_last=drop_last,
             num_workers=num_workers,
             prefetch_factor=self.prefetch_factor,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=self._on_cuda(),
         )
 
     def _workers_and_threads(self) -> tuple[int, int]:
@@ -290,6 +289,11 @@ class ImageNetDataModule(LightningDataModule):
             workers = self.num_workers
             threads = max(1, cores // ranks // max(1, workers))
         return workers, threads if self.num_threads is None else self.num_threads
+
+    def _on_cuda(self) -> bool:
+        if self.trainer is None:
+            return False
+        return self.trainer.strategy.root_device.type == "cuda"
 
     def _world_size(self) -> int:
         return self.trainer.world_size if self.trainer else 1

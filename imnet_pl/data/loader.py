@@ -137,7 +137,8 @@ class BatchLoader:
             raise UserError(made.error or "a batch without pictures")
         if made.slot is not None:
             if self.pin_memory:  # what arrives is already a copy
-                self._free(made.slot)
+                worker, slot = made.slot  # which the pinning thread has made a list
+                self._free((worker, slot))
             else:
                 storage = made.images.untyped_storage()
                 self._in_use[made.slot] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]

@@ -16,7 +16,7 @@ from probe import ModuleProbe
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.data.augment import EvalTransform, TrainTransform
-from imnet_pl.data.dataset import FREE, ImageDataset, Slots
+from imnet_pl.data.dataset import FREE, ImageDataset, Request, Slots
 from imnet_pl.data.loader import Batch, BatchLoader
 from imnet_pl.data.sampler import EvalSampler, TrainSampler
 from imnet_pl.data.sources import auto
@@ -156,6 +156,19 @@ def test_a_pass_that_is_left_early_loses_no_slot(index, expected):
     gc.collect()
     loader._free_unused()
     assert (owners == FREE).all()
+
+
+def test_a_pinned_batch_frees_its_own_slot_at_once(index):
+    """torch's pinning thread, which needs a GPU, copies the pictures and turns the slot into a list."""
+    loader = make_loader(index, 2)
+    owners = loader.dataset.slots.owners
+    owners.fill_(1)
+    loader.pin_memory = True
+    keys = [key for key, _ in zip(loader.sampler, range(4), strict=False)]
+    made = loader.dataset.__getitems__(Request(1, keys))._replace(slot=[1, 2])
+    loader._receive(made)
+    owners[1, 2] += 1
+    assert (owners == 1).all()
 
 
 def test_more_batches_are_kept_than_there_are_slots(index):

@@ -1,8 +1,8 @@
 """Does training through this program equal a plain PyTorch loop?
 
-python benchmarks/parity.py [--tiny TAR_OR_DIR] [--seeds 3] [--epochs 5]
+python benchmarks/parity.py [--tiny TAR_OR_DIR] [--image_size 64] [--seeds 3] [--epochs 5]
 
-1. The same initial weights and the same uint8 batches (ResNet-18, 64 px): the losses of 50 optimiser steps,
+1. The same initial weights and the same uint8 batches (ResNet-18): the losses of 50 optimiser steps,
    also with an accumulation of 4, differ by less than 1e-5; exit status 1 otherwise.
 2. For information: Top-1 after some epochs of configs/resnet18.yaml, and of a plain loop over a DataLoader of
    PIL and torchvision transforms.
@@ -22,7 +22,7 @@ from typing import Any
 
 REPO = Path(__file__).parents[1]
 STEPS, LIMIT = 50, 1e-5
-SIZE, BATCH = 64, 256
+BATCH = 256
 
 
 def tiny_imagenet(source: Path, folder: Path) -> Path:
@@ -34,15 +34,15 @@ def tiny_imagenet(source: Path, folder: Path) -> Path:
     return next(p.parent for p in source.rglob("train") if p.is_dir())
 
 
-def open_data(root: Path, batch_size: int) -> Any:
+def open_data(root: Path, batch_size: int, size: int) -> Any:
     """Return the data module of Tiny-ImageNet, ready to be iterated."""
     from imnet_pl.data.datamodule import ImageNetDataModule
 
     data = ImageNetDataModule(
         str(root),
         batch_size=batch_size,
-        image_size=SIZE,
-        eval_resize=SIZE,
+        image_size=size,
+        eval_resize=size,
         train_scale=(0.25, 1.0),
     )
     data.setup("fit")
@@ -132,7 +132,7 @@ def losses_of_plain_loop(
     return losses
 
 
-def compare_losses(root: Path) -> bool:
+def compare_losses(root: Path, size: int) -> bool:
     """Print the largest difference of the losses with and without accumulation; tell if both are small."""
     import torch
     from torchvision.models import resnet18
@@ -141,7 +141,7 @@ def compare_losses(root: Path) -> bool:
 
     good = True
     for accumulate, batch_size in ((1, 64), (4, 16)):
-        loader = open_data(root, batch_size).train_dataloader()
+        loader = open_data(root, batch_size, size).train_dataloader()
         count = STEPS * accumulate
         batches = [
             b._replace(images=b.images.clone())
@@ -163,13 +163,16 @@ def compare_losses(root: Path) -> bool:
     return good
 
 
-def top1_of_program(root: Path, epochs: int, seed: int, folder: Path) -> float:
+def top1_of_program(
+    root: Path, size: int, epochs: int, seed: int, folder: Path
+) -> float:
     """Return the last epoch's Top-1 of configs/resnet18.yaml."""
     from imnet_pl.cli import main as run
 
     configs = ("configs/resnet18.yaml", "configs/data/tiny_imagenet.yaml")
     arguments = [word for name in configs for word in ("--config", str(REPO / name))]
     arguments += ["--data.root", str(root), "--seed_everything", str(seed)]
+    arguments += ["--data.image_size", str(size), "--data.eval_resize", str(size)]
     arguments += ["--trainer.max_epochs", str(epochs), "--model.warmup_epochs", "1"]
     arguments += ["--trainer.default_root_dir", str(folder), "--name", f"seed{seed}"]
     assert run(["fit", *arguments]) == 0
@@ -181,7 +184,7 @@ def top1_of_program(root: Path, epochs: int, seed: int, folder: Path) -> float:
         ][-1]
 
 
-def top1_of_plain_loop(root: Path, epochs: int, seed: int) -> float:
+def top1_of_plain_loop(root: Path, size: int, epochs: int, seed: int) -> float:
     """Return the last epoch's Top-1 of a plain loop over PIL and torchvision transforms."""
     import torch
     from seed_loader import PillowDataset, seed_loader
@@ -189,12 +192,12 @@ def top1_of_plain_loop(root: Path, epochs: int, seed: int) -> float:
     from torchvision.models import resnet18
 
     torch.manual_seed(seed)
-    indices = open_data(root, BATCH).indices
+    indices = open_data(root, BATCH, size).indices
     loaders = {}
     for split, index in indices.items():
         paths, train = [index.path(i) for i in range(len(index))], split == "train"
         dataset = PillowDataset(
-            paths, index.labels.tolist(), train, SIZE, SIZE, (0.25, 1.0)
+            paths, index.labels.tolist(), train, size, size, (0.25, 1.0)
         )
         loaders[split] = seed_loader(dataset, train, BATCH)
     network = resnet18(num_classes=50).to(memory_format=torch.channels_last)
@@ -220,12 +223,12 @@ def top1_of_plain_loop(root: Path, epochs: int, seed: int) -> float:
     return right / len(indices["val"])
 
 
-def compare_top1(root: Path, epochs: int, seeds: int, folder: Path) -> None:
+def compare_top1(root: Path, size: int, epochs: int, seeds: int, folder: Path) -> None:
     """Print Top-1 of both, seed by seed."""
     scores: dict[str, list[float]] = {"this program": [], "plain loop": []}
     for seed in range(seeds):
-        scores["this program"].append(top1_of_program(root, epochs, seed, folder))
-        scores["plain loop"].append(top1_of_plain_loop(root, epochs, seed))
+        scores["this program"].append(top1_of_program(root, size, epochs, seed, folder))
+        scores["plain loop"].append(top1_of_plain_loop(root, size, epochs, seed))
         row = "  ".join(f"{name} {values[-1]:.4f}" for name, values in scores.items())
         print(f"seed {seed}, {epochs} epochs, Top-1: {row}", flush=True)
     for name, values in scores.items():
@@ -248,9 +251,11 @@ def main() -> int:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         root = tiny_imagenet(args.tiny, Path(folder) / "tiny")
-        good = compare_losses(root)
+        good = compare_losses(root, args.image_size)
         if args.seeds:
-            compare_top1(root, args.epochs, args.seeds, Path(folder) / "runs")
+            compare_top1(
+                root, args.image_size, args.epochs, args.seeds, Path(folder) / "runs"
+            )
     return 0 if good else 1
 
 

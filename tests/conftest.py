@@ -1,12 +1,15 @@
-"""Data that tests make: tiny pictures in the layouts that people have."""
+"""What tests share: tiny pictures in the layouts that people have, and a short run."""
 
+import csv
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+from torch import nn
 
+REPO = Path(__file__).parents[1]
 CLASSES = ("n01", "n02", "n03")
 
 
@@ -61,3 +64,37 @@ def assets():
     if not folder.is_dir():
         pytest.skip("no real pictures: IMNET_PL_ASSETS is not set")
     return folder
+
+
+@pytest.fixture
+def in_tmp(tmp_path, monkeypatch):
+    """Runs are written below the test's own folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def tiny_network(monkeypatch):
+    """A network that costs nothing and has no BatchNorm."""
+
+    def build(arch, num_classes):
+        return nn.Sequential(
+            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, num_classes)
+        )
+
+    monkeypatch.setattr("imnet_pl.model.classifier.build_network", build)
+
+
+def fit_args(root, *more):
+    """Return the arguments of a short run on the CPU; ``more`` overrides them."""
+    small = ["--data.image_size=32", "--data.batch_size=8", "--data.num_workers=0"]
+    return ["fit", f"--data.root={root}", *small, "--trainer.accelerator=cpu", *more]
+
+
+def logged(file, name):
+    """Return the values of one column of a metrics.csv, blanks left out."""
+    return [
+        float(row[name])
+        for row in csv.DictReader(file.read_text().splitlines())
+        if row.get(name)
+    ]

@@ -3,14 +3,12 @@
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from torch import nn
+from conftest import REPO
 
 from imnet_pl.cli import VERBS, main
 
-REPO = Path(__file__).parents[1]
 README = (REPO / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.DOTALL)
 COMMANDS = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
@@ -27,20 +25,11 @@ def test_first_screen_has_two_commands():
 @pytest.mark.filterwarnings(
     "ignore::UserWarning"
 )  # Lightning's about a deterministic trainer
-def test_commands_in_their_order(root, tmp_path, monkeypatch):
+def test_commands_in_their_order(root, in_tmp, tiny_network, monkeypatch):
     """On tiny pictures and a tiny network, one epoch of two batches each."""
 
-    def build(arch, num_classes):
-        return nn.Sequential(
-            nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(12, num_classes)
-        )
-
-    monkeypatch.setattr("imnet_pl.model.classifier.build_network", build)
     monkeypatch.setattr("imnet_pl.model.classifier.load_weights", lambda *_: None)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "configs").mkdir()
-    (tmp_path / "configs").rmdir()
-    (tmp_path / "configs").symlink_to(REPO / "configs")
+    (in_tmp / "configs").symlink_to(REPO / "configs")
     short = [
         "--trainer.accelerator",
         "cpu",

@@ -244,6 +244,7 @@ def main() -> int:
     assets = Path(os.environ.get("IMNET_PL_ASSETS", beside))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", type=Path, default=assets / "tiny-imagenet-50.tar")
+    parser.add_argument("--image_size", type=int, default=64)
     parser.add_argument(
         "--seeds", type=int, default=3, help="0 leaves the second part out"
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
+from jsonargparse import Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -20,7 +21,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from imnet_pl.core.errors import UsageError, UserError, nearest_hint
 from imnet_pl.data.datamodule import ImageNetDataModule
-from imnet_pl.model.classifier import ImageClassifier
+from imnet_pl.model.classifier import MIN_CLASSES_FOR_TOP5, ImageClassifier
 from imnet_pl.training import checkpointing, guards
 from imnet_pl.training.progress import EpochLine, ProgressBar
 
@@ -115,6 +116,10 @@ class ImageNetCLI(LightningCLI):
                 return
             with _yaml_file(_evaluation_config(self._contract)) as file:
                 self.config = parser.parse_args([args[0], "--config", file, *args[1:]])
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"a --config file is not UTF-8 text (byte {error.start}); save it as UTF-8."
+            ) from error
         except UsageError as error:
             raise UsageError(
                 explain_parse_error(str(error), self._argument_names)
@@ -127,6 +132,11 @@ class ImageNetCLI(LightningCLI):
         """Fill in what depends on other arguments, so that the resolved config holds it."""
         verb = self.config["subcommand"]
         config = self.config[verb]
+        for group in ("trainer", "model", "data"):
+            if not isinstance(config[group], Namespace):
+                raise UsageError(
+                    f"{group}={config[group]!r} must be a mapping of arguments, such as {group}: {{name: value}}."
+                )
         if self._contract is None and verb in EVALUATING_VERBS:
             _check_has_model(verb, config.ckpt_path, config.model.weights)
         elif self._contract is None and config.ckpt_path is not None:
@@ -196,9 +206,21 @@ class ImageNetCLI(LightningCLI):
                 self._contract, self._ckpt_path, arch, self.datamodule.classes
             )
 
+    def _check_scores(self) -> None:
+        """Raise for a score that this run does not have, rather than after its first epoch."""
+        config = self.config_init["fit"]
+        for name in ("checkpoint", "early_stopping"):
+            few = self.model.num_classes < MIN_CLASSES_FOR_TOP5
+            if config[name].monitor == "val/top5" and few:
+                raise UserError(
+                    f"{name}.monitor='val/top5' needs {MIN_CLASSES_FOR_TOP5} classes, the data has "
+                    f"{self.model.num_classes}; use val/top1."
+                )
+
     def before_fit(self) -> None:
         """Check what can be known before training."""
         self._check_checkpoint()
+        self._check_scores()
         millions = sum(parameter.numel() for parameter in self.model.parameters()) / 1e6
         arch, num_classes = self.model.hparams["arch"], self.model.num_classes
         log.info("%s: %.1f M parameters, %d classes.", arch, millions, num_classes)
@@ -288,6 +310,8 @@ def explain_parse_error(message: str, known: set[str]) -> str:
         if causes := re.findall(r"^    - (.+)$", reason, re.MULTILINE):
             reason = causes[0]
         return f"{name}: {' '.join(reason.split())}."
+    if message.startswith("Unexpected config"):
+        return f"a --config file must be a mapping of arguments, such as model: {{arch: resnet18}}. {' '.join(message.split())}"
     return " ".join(message.split())
 
 

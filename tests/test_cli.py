@@ -64,12 +64,18 @@ def test_each_verb_has_help(capsys):
         ("trainer: {max_epochs: 3", "Problems parsing config"),
         ("trainer: {callbacks: [{class_path: EarlyStoping}]}", "EarlyStoping"),
         ("name: [1", "Problems parsing config"),
+        ("trainer: 3", "trainer=3 must be a mapping of arguments"),
+        ("- a", "a --config file must be a mapping of arguments"),
+        ("", "a --config file must be a mapping of arguments"),
+        ("name: caf\xe9", "not UTF-8"),
+        ("checkpoint: {monitor: top1}", "checkpoint.monitor: Expected a"),
+        ("early_stopping: {mode: up}", "early_stopping.mode: Expected a"),
     ],
 )
 def test_a_wrong_key_or_type_is_one_sentence(tmp_path, capsys, yaml_text, sentence):
     file = tmp_path / "c.yaml"
-    file.write_text(yaml_text)
-    assert main(["fit", "--config", str(file)]) == 2
+    file.write_text(yaml_text, encoding="latin-1")
+    assert main(["fit", "--config", str(file), "--data.root", "no"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert sentence in error
@@ -160,6 +166,29 @@ def test_two_runs_are_bitwise_equal(root, in_tmp):  # S26
         states.append(torch.load(last, weights_only=True)["state_dict"])
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--trainer.limit_train_batches=0"], "trainer.limit_train_batches=0"),
+        (
+            ["--checkpoint.monitor=val/top5"],
+            "checkpoint.monitor='val/top5' needs 6 classes",
+        ),
+        (["--data.classes=[n01]"], "gives 1 class (n01)"),
+        (["--trainer.max_epochs=-1"], "trainer.max_epochs=-1"),
+        (["--model.min_lr=1"], "model.min_lr=1.0 is above the peak rate"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_can_not_work_is_known_early(
+    root, in_tmp, tiny_network, capsys, flags, sentence
+):
+    assert main(fit_args(root, *flags)) == 1
+    captured = capsys.readouterr()
+    assert sentence in captured.err.splitlines()[-1]
+    assert "epoch 1/" not in captured.out
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,16 @@ class ImageNetDataModule(LightningDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes."""
+        """Number of classes.
+
+        Raises:
+            UserError: There are fewer than two.
+        """
+        if len(self.classes) < 2:
+            raise UserError(
+                f"data.root={str(self.root)!r} or data.classes gives {len(self.classes)} class "
+                f"({some_of(self.classes)}); a classifier needs two at least."
+            )
         return len(self.classes)
 
     def prepare_data(self) -> None:

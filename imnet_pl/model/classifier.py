@@ -284,6 +284,8 @@ class ImageClassifier(LightningModule):
             raise UserError(
                 "trainer.max_epochs=-1: the schedule needs an end; set trainer.max_epochs or max_steps."
             )
+        if trainer.limit_train_batches == 0:
+            raise UserError("trainer.limit_train_batches=0 leaves nothing to train on.")
         batches = int(trainer.num_training_batches)
         return int(total_steps), -(-batches // trainer.accumulate_grad_batches)
 

@@ -3,7 +3,7 @@
 import logging
 import pickle
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -13,6 +13,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from imnet_pl.core.errors import UserError, some_of
 from imnet_pl.core.version import VERSION
+from imnet_pl.training.guards import Score
 
 log = logging.getLogger(__name__)
 
@@ -20,7 +21,7 @@ CONTRACT_KEY = "imnet_pl"
 
 
 def build_checkpoints(
-    monitor: str = "val/top1", mode: str = "max"
+    monitor: Score = "val/top1", mode: Literal["min", "max"] = "max"
 ) -> list[ModelCheckpoint]:
     """Return the callbacks that write ``checkpoints/best.ckpt`` and, every epoch, ``checkpoints/last.ckpt``.
 

@@ -1,7 +1,7 @@
 """What ends a run early or warns before it starts."""
 
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -9,11 +9,13 @@ from lightning.pytorch.callbacks import EarlyStopping
 
 log = logging.getLogger(__name__)
 
+Score = Literal["val/loss", "val/top1", "val/top5", "train/loss_epoch"]
+
 
 def build_early_stopping(
     patience: int | None = None,
-    monitor: str = "val/loss",
-    mode: str = "min",
+    monitor: Score = "val/loss",
+    mode: Literal["min", "max"] = "min",
     min_delta: float = 0.0,
 ) -> EarlyStopping | None:
     """Return Lightning's EarlyStopping, or None where ``patience`` is not given.

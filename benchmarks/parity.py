@@ -174,6 +174,7 @@ def top1_of_program(
     arguments += ["--data.root", str(root), "--seed_everything", str(seed)]
     arguments += ["--data.image_size", str(size), "--data.eval_resize", str(size)]
     arguments += ["--trainer.max_epochs", str(epochs), "--model.warmup_epochs", "1"]
+    arguments += ["--trainer.accelerator", "cpu", "--trainer.precision", "32-true"]
     arguments += ["--trainer.default_root_dir", str(folder), "--name", f"seed{seed}"]
     assert run(["fit", *arguments]) == 0
     with (folder / f"seed{seed}" / "version_0" / "metrics.csv").open(
@@ -210,14 +211,13 @@ def top1_of_plain_loop(root: Path, size: int, epochs: int, seed: int) -> float:
     ):
         for group in optimizer.param_groups:
             group["lr"] = rate_of(step, epochs * steps, steps, 0.1)
-        with torch.autocast("cpu", torch.bfloat16):
-            logits = network(images.to(memory_format=torch.channels_last))
+        logits = network(images.to(memory_format=torch.channels_last))
         optimizer.zero_grad()
-        cross_entropy(logits.float(), targets).backward()
+        cross_entropy(logits, targets).backward()
         optimizer.step()
     network.eval()
     right = 0
-    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+    with torch.inference_mode():
         for images, targets in loaders["val"]:
             right += int((network(images).argmax(1) == targets).sum())
     return right / len(indices["val"])

@@ -173,7 +173,15 @@ class ImageClassifier(LightningModule):
             torch.set_float32_matmul_precision(self.hparams["float32_matmul_precision"])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return logits float32 [N, num_classes] of uint8 images [N, 3, H, W]."""
+        """Return logits float32 [N, num_classes] of uint8 images [N, 3, H, W].
+
+        Raises:
+            ValueError: The pixels are not uint8: they may be normalised already.
+        """
+        if images.dtype != torch.uint8:
+            raise ValueError(
+                f"images are {images.dtype}, uint8 is expected; normalising is done here."
+            )
         pixels = images.to(self.mean.dtype, memory_format=self.memory_format)
         logits: Tensor = self.backbone(pixels.div_(255).sub_(self.mean).div_(self.std))
         return logits.float()

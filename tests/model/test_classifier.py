@@ -106,6 +106,11 @@ def test_normalises_inside_as_torchvision_does():
     assert torch.equal(images, kept)
 
 
+def test_normalised_pixels_are_refused():
+    with pytest.raises(ValueError, match="uint8 is expected"):
+        ImageClassifier("resnet18", 3)(torch.zeros(1, 3, 32, 32))
+
+
 def test_state_dict_is_torchvisions_behind_one_prefix():
     from torchvision.models import resnet18
 

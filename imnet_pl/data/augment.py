@@ -169,12 +169,17 @@ class EvalTransform:
         """Write the picture into ``out``, uint8 [3, S, S].
 
         Raises:
-            UnreadableImage: The file can not be decoded.
+            UnreadableImage: The file can not be decoded, or is so narrow that resizing makes it huge.
         """
         pixels = decode.decode_rgb(data)
         height, width = pixels.shape[:2]
         short = min(height, width)
         size = int(self.resize * height / short), int(self.resize * width / short)
+        if math.prod(size) > decode.MAX_PIXELS:
+            raise decode.UnreadableImage(
+                f"{width} x {height} px are too narrow: a short side of {self.resize} px would make them "
+                f"{size[1]} x {size[0]}"
+            )
         resized = torch.empty((*size, 3), dtype=torch.uint8).permute(2, 0, 1)
         resize(pixels, self.interpolation, resized)
         # Both roundings as in torchvision's Resize and CenterCrop, so that accuracies compare.

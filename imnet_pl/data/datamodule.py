@@ -211,6 +211,12 @@ class ImageNetDataModule(LightningDataModule):
             )
             self.batch_size = num_samples
         rest = num_samples % self.batch_size
+        if rest == 1 and not self.drop_last:
+            log.warning(
+                "data.drop_last=False uses all but one of %d training pictures each epoch: alone in the last "
+                "batch of %d it has no variance for BatchNorm.",
+                *(num_samples, self.batch_size),
+            )
         if self.drop_last and rest > 0.1 * num_samples:
             log.warning(
                 "%d of %d training pictures are left out each epoch, since they do not fill a batch of %d; "
@@ -359,4 +365,6 @@ def _read_classes(classes: list[str] | str) -> list[str]:
         )
     if not names:
         raise UserError("data.classes is empty; name one class a line.")
+    if not all(name.strip() for name in names):
+        raise UserError("data.classes has a blank name; name every class.")
     return names

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from imnet_pl.core.errors import UserError
 
@@ -88,6 +88,8 @@ def _decode_with_pillow(data: bytes) -> NDArray[np.uint8]:
             return np.array(_to_rgb(image))  # a copy: torch wants it writable
     except UnreadableImage:
         raise
+    except UnidentifiedImageError as error:  # whose text is a memory address
+        raise UnreadableImage("it is no picture of a known format") from error
     except Exception as error:  # a Pillow plug-in may raise anything on damaged input
         raise UnreadableImage(f"{type(error).__name__}: {error}") from error
 
@@ -96,7 +98,9 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     """Convert to RGB: 16 bit scaled rather than clipped, transparency on white."""
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         values = np.asarray(image).astype(np.float64)
-        scale = 1 / 257 if values.max(initial=0) > 255 else 1.0
+        # The range of I and F is not known: values up to 255 are taken for 8 bit.
+        is_16_bit = image.mode.startswith("I;16") or values.max(initial=0) > 255
+        scale = 1 / 257 if is_16_bit else 1.0
         return Image.fromarray(
             np.clip(np.round(values * scale), 0, 255).astype(np.uint8)
         ).convert("RGB")

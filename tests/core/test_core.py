@@ -3,7 +3,7 @@
 import pytest
 
 from imnet_pl.core.errors import nearest_hint, some_of
-from imnet_pl.core.files import create_dir_atomically
+from imnet_pl.core.files import cache_dir, create_dir_atomically
 from imnet_pl.core.machine import _cgroup_cores, loader_defaults, usable_cores
 from imnet_pl.core.stats import wilson_interval
 
@@ -78,3 +78,10 @@ def test_wilson_interval():
     assert (round(low, 4), round(high, 4)) == (0.7562, 0.7637)
     assert wilson_interval(1.0, 10)[1] == pytest.approx(1)
     assert wilson_interval(0.0, 10)[0] == pytest.approx(0)
+
+
+def test_cache_folder_can_be_chosen(monkeypatch, tmp_path):
+    monkeypatch.setenv("IMNET_PL_CACHE", str(tmp_path / "here"))
+    assert cache_dir() == tmp_path / "here"
+    monkeypatch.delenv("IMNET_PL_CACHE")
+    assert cache_dir().name == "imnet_pl"

@@ -14,10 +14,12 @@ from torchvision.transforms.v2 import functional as tv
 from imnet_pl.data.augment import (
     EvalTransform,
     TrainTransform,
+    _scale_box,
     draw_crop,
     reduction_factor,
     resize,
 )
+from imnet_pl.data.decode import UnreadableImage
 
 
 def jpeg(height, width, seed=0, smooth=False):
@@ -57,6 +59,22 @@ def test_crop_lies_inside(height, width, key):
     assert left >= 0
     assert 1 <= h <= height - top
     assert 1 <= w <= width - left
+
+
+@given(
+    st.tuples(st.integers(1, 3000), st.integers(1, 3000)),
+    st.sampled_from([2, 4, 8]),
+    st.integers(0, 2**64 - 1),
+)
+@settings(max_examples=300, deadline=None)
+def test_crop_lies_inside_a_reduced_picture(size, factor, key):
+    box = draw_crop(*size, (0.08, 1.0), (3 / 4, 4 / 3), random.Random(key))
+    decoded = tuple(-(-side // factor) for side in size)
+    top, left, h, w = _scale_box(box, size, decoded)
+    assert top >= 0
+    assert left >= 0
+    assert 1 <= h <= decoded[0] - top
+    assert 1 <= w <= decoded[1] - left
 
 
 def test_crop_has_the_areas_and_ratios_asked_for():  # S10
@@ -156,3 +174,11 @@ def test_resize_writes_what_interpolate_gives_and_nothing_beside_it(side, mode):
         )
         assert torch.equal(out, expected[0])
         assert (batch[[0, 2]] == 99).all()
+
+
+@pytest.mark.parametrize("size", [(1, 60_000), (60_000, 1)])
+def test_a_ribbon_that_resizing_would_make_huge_is_unreadable_in_evaluation(size):
+    data = png(np.zeros((*size, 3), dtype=np.uint8))
+    with pytest.raises(UnreadableImage, match="too narrow"):
+        EvalTransform(224, 256, "bilinear")(data, 0, slot(224))
+    train()(data, 0, slot(32))

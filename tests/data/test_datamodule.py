@@ -60,8 +60,10 @@ def test_large_rest_is_said_and_can_be_used(root, caplog):
     assert len(fitted(root, batch_size=9, drop_last=False).train_dataloader()) == 3
 
 
-def test_a_rest_of_one_is_dropped_in_any_case(root):
-    data = fitted(root, batch_size=23, drop_last=False)
+def test_a_rest_of_one_is_dropped_in_any_case_and_said(root, caplog):
+    with caplog.at_level(logging.WARNING):
+        data = fitted(root, batch_size=23, drop_last=False)
+    assert "data.drop_last=False uses all but one of 24" in caplog.text
     assert [len(batch.targets) for batch in data.train_dataloader()] == [23]
 
 
@@ -113,7 +115,12 @@ def test_given_classes_need_no_training_folder(root, tmp_path, as_file):
 
 @pytest.mark.parametrize(
     ("classes", "message"),
-    [("missing.txt", "is no file"), (["a", "a"], "a more than once"), ([], "is empty")],
+    [
+        ("missing.txt", "is no file"),
+        (["a", "a"], "a more than once"),
+        ([], "is empty"),
+        (["a", " "], "blank name"),
+    ],
 )
 def test_bad_class_lists(root, classes, message):
     with pytest.raises(UserError, match=message):

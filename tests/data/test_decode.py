@@ -1,12 +1,17 @@
 """Bytes to RGB."""
 
 import io
+import struct
+import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from imnet_pl.data.augment import EvalTransform, TrainTransform
 from imnet_pl.data.decode import UnreadableImage, decode_jpeg, decode_rgb, jpeg_size
 
 
@@ -44,6 +49,18 @@ def test_16_bit_is_scaled_not_clipped():  # S11
     rgb = decode_rgb(encode(Image.fromarray(ramp), "PNG"))
     assert len(np.unique(rgb)) == 256
     assert rgb.shape == (16, 256, 3)
+
+
+def test_16_bit_scale_does_not_depend_on_the_picture():  # S11
+    dark = [np.full((4, 4), value, dtype=np.uint16) for value in (100, 255, 257, 514)]
+    rgb = [decode_rgb(encode(Image.fromarray(pixels), "PNG")).max() for pixels in dark]
+    assert rgb == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize("kind", ["<u2", ">u2", "<i4"])
+def test_16_bit_tiff(kind):  # S11
+    ramp = np.linspace(0, 65535, 4096).astype(kind).reshape(16, 256)
+    assert len(np.unique(decode_rgb(encode(Image.fromarray(ramp), "TIFF")))) == 256
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -121,6 +138,7 @@ def test_odd_colours(assets):
 
     assert read("transparent_red.png").min() == 255
     assert len(np.unique(read("ramp16.png"))) > 200
+    assert read("grey16.png").max() == 5  # its values are 1024 to 1284 of 65535
     means = read("cmyk_noprofile.jpg").mean((0, 1))
     assert np.abs(means - (109, 132, 110)).max() < 4
     difference = read("cmyk_pillow.jpg").astype(int) - read("rgb_pillow.jpg")
@@ -137,3 +155,58 @@ def test_real_jpegs_are_pillows(assets):
             np.abs(decode_rgb(Path(file).read_bytes()) - expected).mean()
         )
     assert np.mean(differences) < 0.1
+
+
+def huge_jpeg():
+    """A JPEG whose header says 20,000 x 14,000."""
+    data = encode(Image.fromarray(gradient()), "JPEG")
+    size = data.index(b"\xff\xc0") + 5
+    return data[:size] + struct.pack(">HH", 14_000, 20_000) + data[size + 4 :]
+
+
+def huge_png():
+    """A PNG whose header says 40,000 x 40,000."""
+    data = encode(Image.fromarray(gradient()), "PNG")
+    header = b"IHDR" + struct.pack(">II", 40_000, 40_000) + data[24:29]
+    return data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
+
+
+@pytest.mark.parametrize("huge", [huge_jpeg, huge_png])
+def test_giants_are_refused_before_they_are_decoded(huge, monkeypatch):  # S12
+    monkeypatch.setattr("simplejpeg.decode_jpeg", None)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
+    tracemalloc.start()
+    with pytest.raises(
+        UnreadableImage, match=r"14000 px are more than|DecompressionBomb"
+    ):
+        decode_rgb(huge())
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 2**20
+
+
+def test_a_message_holds_no_memory_address():
+    with pytest.raises(UnreadableImage, match="no picture of a known format"):
+        decode_rgb(b"<html>not found</html>")
+
+
+@pytest.mark.parametrize("orientation", [1, 6, 8])
+def test_exif_orientation_is_left_alone(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encode(Image.fromarray(gradient(40, 60)), "JPEG", exif=exif)
+    assert decode_rgb(data).shape == (40, 60, 3)
+
+
+@pytest.mark.parametrize("transform", ["train", "eval"])
+def test_odd_images_reach_the_batch(assets, transform):  # S11
+    make = {
+        "train": TrainTransform(
+            64, (0.08, 1.0), (0.75, 1.33), 0.5, "bilinear", reduced_decode=True
+        ),
+        "eval": EvalTransform(64, 73, "bilinear"),
+    }[transform]
+    rows = (assets / "odd-images" / "manifest.tsv").read_text().splitlines()[1:]
+    for name in {row.split("\t")[0] for row in rows} - UNREADABLE:
+        out = torch.empty((64, 64, 3), dtype=torch.uint8).permute(2, 0, 1)
+        make((assets / "odd-images" / name).read_bytes(), 1, out)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from conftest import CLASSES, write_classes, write_jpeg
@@ -22,7 +23,7 @@ from imnet_pl.data.sampler import EvalSampler, TrainSampler
 from imnet_pl.data.sources import auto
 
 REPO = Path(__file__).parents[2]
-NUM_SLOTS = 4
+NUM_SLOTS = 7  # four that a pass uses at once, and three that a test keeps
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +74,12 @@ def same(left, right):
 
 
 @pytest.fixture(scope="module")
+def spawned(index):
+    """A loader with one worker of eight threads, which the tests share."""
+    return make_loader(index, 1, 8)
+
+
+@pytest.fixture(scope="module")
 def expected(index):
     """Two epochs made in this process by one thread."""
     loader = make_loader(index)
@@ -81,7 +88,7 @@ def expected(index):
 
 def test_a_batch_is_what_the_contract_says(expected):  # S13
     first = expected[0][0]
-    assert isinstance(first, tuple)
+    assert first._fields == ("images", "targets", "indices", "status")
     assert [t.dtype for t in first] == [
         torch.uint8,
         torch.int64,
@@ -92,8 +99,10 @@ def test_a_batch_is_what_the_contract_says(expected):  # S13
     assert first.status.tolist() == [0] * 8
 
 
-def test_images_are_channels_last(index):
-    images = next(iter(make_loader(index))).images
+@pytest.mark.parametrize("workers", [0, 1])
+def test_images_are_channels_last(index, spawned, workers):
+    images = next(iter(spawned if workers else make_loader(index))).images
+    assert images.shape == (8, 3, 16, 16)
     assert images.is_contiguous(memory_format=torch.channels_last)
 
 
@@ -111,11 +120,19 @@ def test_threads_change_nothing(index, expected, threads):
     assert all(same(epoch(loader, number), expected[number]) for number in range(2))
 
 
-@pytest.mark.parametrize(("workers", "threads"), [(1, 1), (1, 8), (2, 2)])
+SLOW = pytest.mark.slow
+GRID = [pytest.param(w, t, marks=SLOW) for w, t in ((1, 1), (1, 2), (2, 1), (2, 8))]
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(2, 2), *GRID])
 def test_workers_change_nothing(index, expected, workers, threads):  # S14
     loader = make_loader(index, workers, threads)
     assert all(same(epoch(loader, number), expected[number]) for number in (0, 1))
     assert same(epoch(loader, 0), expected[0])
+
+
+def test_many_threads_in_a_worker_change_nothing(spawned, expected):
+    assert all(same(epoch(spawned, number), expected[number]) for number in (0, 1))
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
@@ -128,34 +145,76 @@ def test_evaluation_pictures_do_not_depend_on_the_batch(index, batch_size):
     assert torch.cat([batch.indices for batch in other]).tolist() == list(range(40))
 
 
-def test_kept_batches_do_not_change_and_slots_are_used_again(index):
-    loader = make_loader(index, 1, 2, batch_size=4)
-    kept, mappings = [], set()
-    for number in range(4):
-        loader.sampler.set_epoch(number)
-        for batch in loader:
-            mappings.add(batch.images.untyped_storage().data_ptr())
+def all_free(loader):
+    """Tell whether every slot is free once nothing holds a batch."""
+    gc.collect()
+    loader._free_unused()
+    return bool((loader.dataset.slots.owners == FREE).all())
+
+
+@pytest.fixture
+def slots_of(monkeypatch):
+    """The slot of every batch that is received from now on; None for fresh memory."""
+    received = []
+    receive = BatchLoader._receive
+
+    def watch(self, made):
+        received.append(made.slot)
+        return receive(self, made)
+
+    monkeypatch.setattr(BatchLoader, "_receive", watch)
+    return received
+
+
+def test_kept_batches_do_not_change_and_slots_are_used_again(spawned, slots_of):
+    kept = []
+    for number in range(7):
+        spawned.sampler.set_epoch(number)
+        for batch in spawned:
             if len(kept) < 3:
                 kept.append((batch.images, batch.images.clone()))
     assert all(torch.equal(live, copy) for live, copy in kept)
-    assert len(mappings) < 40
-    owners = loader.dataset.slots.owners
+    assert len(slots_of) == 35
+    of_kept, later = slots_of[:3], slots_of[3:]
+    assert not set(of_kept) & set(later) - {None}
+    assert later.count(None) == 0
     del batch, kept
-    gc.collect()
-    loader._free_unused()
-    assert (owners == FREE).all()
+    assert all_free(spawned)
 
 
-def test_a_pass_that_is_left_early_loses_no_slot(index, expected):
-    loader = make_loader(index, 1, 2)
-    owners = loader.dataset.slots.owners
+def test_a_view_of_one_picture_keeps_its_batch(spawned):
+    spawned.sampler.set_epoch(0)
+    view = next(iter(spawned)).images[3, :, 2:]
+    before = view.clone()
+    for number in range(1, 4):
+        epoch(spawned, number)
+    assert torch.equal(view, before)
+    del view
+    assert all_free(spawned)
+
+
+def test_a_pass_that_is_left_early_loses_no_slot(spawned, expected, slots_of):
     for _ in range(5):
-        batch = next(iter(loader))
-    assert same(epoch(loader, 1), expected[1])
+        batch = next(iter(spawned))
+    for number in (0, 1, 0, 1, 0):
+        assert same(epoch(spawned, number), expected[number])
+    assert slots_of[-20:].count(None) == 0
     del batch
-    gc.collect()
-    loader._free_unused()
-    assert (owners == FREE).all()
+    assert all_free(spawned)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts descriptors")
+def test_no_descriptor_and_no_slot_is_lost_over_epochs(spawned):  # S15
+    epoch(spawned)
+    process = psutil.Process()
+    (worker,) = spawned._loader._iterator._workers
+    processes = [process, psutil.Process(worker.pid)]
+    assert all_free(spawned)
+    before = [p.num_fds() for p in processes]
+    for number in range(4):
+        epoch(spawned, number)
+    assert all_free(spawned)
+    assert [p.num_fds() for p in processes] == before
 
 
 def test_a_pinned_batch_frees_its_own_slot_at_once(index):
@@ -171,15 +230,20 @@ def test_a_pinned_batch_frees_its_own_slot_at_once(index):
     assert (owners == 1).all()
 
 
-def test_more_batches_are_kept_than_there_are_slots(index):
-    loader = make_loader(index, 1, 1, batch_size=4)
-    kept = list(loader)
-    assert len(kept) == 10 > NUM_SLOTS
-    assert same(kept, epoch(make_loader(index, batch_size=4)))
+def test_more_batches_are_kept_than_there_are_slots(spawned, expected):
+    spawned.sampler.set_epoch(0)
+    kept = [list(spawned)]
+    spawned.sampler.set_epoch(1)
+    kept.append(list(spawned))
+    assert sum(map(len, kept)) == 10 > NUM_SLOTS
+    assert all(map(same, kept, expected))
 
 
-def test_global_random_state_is_neither_used_nor_changed(index, expected):  # S26
-    loader = make_loader(index, 1, 1)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_global_random_state_is_neither_used_nor_changed(
+    index, spawned, expected, workers
+):  # S26
+    loader = spawned if workers else make_loader(index, threads=2)
     torch.manual_seed(1)
     np.random.seed(1)
     random.seed(1)
@@ -237,10 +301,17 @@ def test_worker_imports_little_under_a_trainer_that_seeds_workers(root, tmp_path
 ENDING = """
 import sys
 if __name__ == "__main__":
-    from imnet_pl.data.datamodule import ImageNetDataModule
-    data = ImageNetDataModule(sys.argv[1], batch_size=4, image_size=8, num_workers=1)
-    data.setup("fit")
-    loader = data.train_dataloader()
+    from pathlib import Path
+    from imnet_pl.data.augment import EvalTransform
+    from imnet_pl.data.dataset import ImageDataset, Slots
+    from imnet_pl.data.loader import BatchLoader
+    from imnet_pl.data.sampler import EvalSampler
+    from imnet_pl.data.sources import auto
+    root = Path(sys.argv[1])
+    index = auto.index_split(root, "train", auto.train_classes(root))
+    transform = EvalTransform(8, 9, "bilinear")
+    dataset = ImageDataset(index, transform, 0, 1, Slots(1, 5, 4, 8), True)
+    loader = BatchLoader(dataset, EvalSampler(len(index)), 4, False, 1, 2, False)
     batches = iter(loader)
     next(batches)
     if sys.argv[2] == "error":
@@ -292,6 +363,17 @@ def test_unreadable_evaluation_picture_has_zero_pixels_and_a_status(root, damage
     assert torch.cat([batch.targets for batch in batches])[11] == 1
 
 
+def test_unreadable_evaluation_picture_in_memory_that_was_used_before(root):
+    (root / "train" / "n02" / "p3.jpg").write_bytes(b"no picture")
+    index = auto.index_split(root, "train", CLASSES)
+    loader = make_loader(index, 1, 2, batch_size=4, train=False)
+    for _ in range(3):
+        batches = [Batch(*(t.clone() for t in batch)) for batch in loader]
+        assert [int(batch.status.sum()) for batch in batches] == [0, 0, 1, 0, 0, 0]
+        assert batches[2].images[3].max() == 0
+        assert batches[2].images[:3].amax((1, 2, 3)).min() > 0
+
+
 def test_last_short_batch(index):
     sizes = [len(batch.targets) for batch in make_loader(index, batch_size=12)]
     assert sizes == [12, 12, 12, 4]
@@ -302,14 +384,14 @@ def test_last_short_batch(index):
 
 
 def test_dataset_can_be_pickled(index):  # S14
-    dataset = make_loader(index, threads=2).dataset
-    list(make_loader(index, threads=2))
-    copy = pickle.loads(pickle.dumps(dataset))
-    assert len(copy) == 40
+    loader = make_loader(index, threads=2)
+    before = epoch(loader)
+    assert loader.dataset._pool is not None
+    loader.dataset = pickle.loads(pickle.dumps(loader.dataset))
+    assert same(epoch(loader), before)
 
 
 def test_file_handles_are_closed(index):  # S15
-    psutil = pytest.importorskip("psutil")
     loader = make_loader(index, 0, 2)
     epoch(loader)
     before = len(psutil.Process().open_files())

@@ -4,11 +4,13 @@ import logging
 import multiprocessing
 import os
 import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import CLASSES, write_classes, write_jpeg
+from conftest import CLASSES, REPO, write_classes, write_jpeg
 from PIL import Image
 
 from imnet_pl.core.errors import UserError
@@ -94,6 +96,14 @@ def test_empty_class_in_train_is_refused_and_says_what_is_there(root):
         index(root, "train", (*CLASSES, "n04"))
 
 
+def test_val_without_any_picture_is_refused(root):
+    for file in (root / "val").rglob("*.jpg"):
+        file.unlink()
+    for source in ("auto", "folder"):
+        with pytest.raises(UserError, match="no pictures"):
+            index(root, "val", source=source)
+
+
 def test_missing_root_draws_the_layouts(tmp_path):
     with pytest.raises(UserError, match=r"--data\.root DIR(?s:.*)val/val_label\.txt"):
         index(tmp_path / "no", "val")
@@ -131,12 +141,10 @@ def test_flat_val_with_indices(flat_root, separator, where):  # S7
     assert labels_of(index(flat_root, "val")) == EXPECTED
 
 
-def test_flat_val_with_class_names(flat_root):
-    text = (
-        ROWS.format(" ")
-        .replace(" 0", " n01")
-        .replace(" 1", " n02")
-        .replace(" 2", " n03")
+@pytest.mark.parametrize("separator", [" ", "\t", ",", ", "])
+def test_flat_val_with_class_names(flat_root, separator):
+    text = "".join(
+        f"{name}{separator}{CLASSES[label]}\n" for name, label in EXPECTED.items()
     )
     write_labels(flat_root, text)
     assert labels_of(index(flat_root, "val")) == EXPECTED
@@ -148,6 +156,7 @@ def test_flat_val_with_class_names(flat_root):
         (lambda t: t.replace("\n", "\r\n"), "utf-8"),
         (lambda t: t, "utf-8-sig"),
         (lambda t: "filename,label\n" + t, "utf-8"),
+        (lambda t: '"filename","label"\r\n' + t, "utf-8-sig"),
         (lambda t: t + "\n\n", "utf-8"),
         (lambda t: t.replace("v", "val/v"), "utf-8"),
         (lambda t: t.replace("v", "val\\v"), "utf-8"),
@@ -158,7 +167,16 @@ def test_flat_val_with_class_names(flat_root):
             "utf-8",
         ),
     ],
-    ids=["crlf", "bom", "header", "blank", "folder", "backslash", "quotes"],
+    ids=[
+        "crlf",
+        "bom",
+        "header",
+        "quoted header",
+        "blank",
+        "folder",
+        "backslash",
+        "quotes",
+    ],
 )
 def test_flat_val_as_other_programs_write_it(flat_root, change, encoding):
     write_labels(flat_root, change(ROWS.format(",")), encoding)
@@ -290,8 +308,11 @@ def test_no_label_file_and_two_label_files(flat_root):
         index(flat_root, "val")
 
 
-def test_two_layouts_at_once_are_refused(root):
+@pytest.mark.parametrize("labelled", [False, True])
+def test_two_layouts_at_once_are_refused(root, labelled):
     write_jpeg(root / "val" / "loose.jpg")
+    if labelled:
+        write_labels(root, "loose.jpg 0\n")
     with pytest.raises(UserError, match="as folder and as flat_val"):
         index(root, "val")
     assert len(index(root, "val", source="folder")) == 9
@@ -352,3 +373,26 @@ def test_fingerprint_is_of_names_and_classes_not_of_the_place(root, tmp_path):
         tmp_path / "moved" / "val" / "n02" / "q.jpg"
     )
     assert index(tmp_path / "moved", "val").fingerprint != before
+
+
+ASCII = """
+import pathlib, sys
+from imnet_pl.data.sources import auto
+root = next(pathlib.Path(sys.argv[1]).iterdir())
+found = auto.index_split(root, "train", auto.train_classes(root))
+assert [len(pathlib.Path(found.path(i)).read_bytes()) > 0 for i in range(2)] == [True] * 2
+print(found.fingerprint)
+"""
+
+
+def test_non_ascii_names_where_the_locale_is_ascii(tmp_path):  # S42
+    where = tmp_path / "Ünïcode é"
+    write_classes(where / "train", {"naïve": 1, "猫": 1})
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8=0", "-c", ASCII, tmp_path],
+        env={**os.environ, "LC_ALL": "C", "PYTHONPATH": str(REPO)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == index(where, "train", ["naïve", "猫"]).fingerprint

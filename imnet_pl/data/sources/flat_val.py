@@ -156,7 +156,7 @@ def _split_line(
     # For messages about a name that is not there: a tab or comma ends the name, else the last space does.
     marked = [s for s in separators if s.group().strip(" ")]
     cut = marked[0] if marked else separators[-1]
-    return line[: cut.start()], _first_field(line[cut.end() :])
+    return line[: cut.start()].strip("\"'"), _first_field(line[cut.end() :])
 
 
 def _first_field(text: str) -> str:

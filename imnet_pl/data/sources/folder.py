@@ -41,7 +41,7 @@ def index_folder(root: Path, split: str, classes: Sequence[str]) -> ImageIndex:
         classes: Class names in label order; a folder beyond them is an error.
 
     Raises:
-        UserError: A folder is no class, or a training class has no picture.
+        UserError: A folder is no class, a training class has no picture, or another split has none at all.
     """
     folder = root / split
     present = list_classes(folder)
@@ -60,6 +60,10 @@ def index_folder(root: Path, split: str, classes: Sequence[str]) -> ImageIndex:
             absent.append(name)
         paths += [f"{split}/{name}/{picture}" for picture in pictures]
         labels += [label] * len(pictures)
+    if not paths and split != "train":
+        raise UserError(
+            f"data.root: the class folders in {str(folder)!r} hold no pictures; add some."
+        )
     _check_absent(folder, split, present, absent)
     return ImageIndex.from_rows(root, paths, labels, classes)
 

@@ -21,6 +21,7 @@ VERBS: dict[str, tuple[str, Callable[[str, list[str]], int]]] = {
         "accuracy of a checkpoint on the test split, or on val where there is none",
         _run_trainer,
     ),
+    "predict": ("class and probability of pictures, as CSV", _run_trainer),
 }
 
 

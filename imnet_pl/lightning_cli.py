@@ -23,16 +23,17 @@ from imnet_pl.core.errors import UsageError, UserError, nearest_hint
 from imnet_pl.data.datamodule import ImageNetDataModule
 from imnet_pl.model.classifier import MIN_CLASSES_FOR_TOP5, ImageClassifier
 from imnet_pl.training import checkpointing, guards
+from imnet_pl.training.predictions import PredictionWriter
 from imnet_pl.training.progress import EpochLine, ProgressBar
 
 log = logging.getLogger(__name__)
 
-EVALUATING_VERBS = ("validate", "test")
+EVALUATING_VERBS = ("validate", "test", "predict")
 _NOISE = ("Tip:", "TPU", "Loading `train_dataloader`", "from the checkpoint")
 
 
 def run(verb: str, args: list[str]) -> int:
-    """Run ``fit``, ``validate`` or ``test`` and return the exit status.
+    """Run ``fit``, ``validate``, ``test`` or ``predict`` and return the exit status.
 
     Raises:
         UserError: The arguments, the data or a checkpoint are not usable.
@@ -87,7 +88,13 @@ class ImageNetCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """Return the verbs, and the arguments of Trainer's methods that are not for the command line."""
-        hidden = {"model", "datamodule", "weights_only", "verbose"}
+        hidden = {
+            "model",
+            "datamodule",
+            "weights_only",
+            "verbose",
+            "return_predictions",
+        }
         return {
             "fit": hidden | {"train_dataloaders", "val_dataloaders"},
             **{verb: hidden | {"dataloaders"} for verb in EVALUATING_VERBS},
@@ -104,6 +111,16 @@ class ImageNetCLI(LightningCLI):
             "data.num_classes", "model.num_classes", apply_on="instantiate"
         )
         self._argument_names.update(parser.get_defaults().keys())
+
+    def _prepare_subcommand_parser(
+        self, klass: type, subcommand: str, **kwargs: Any
+    ) -> LightningArgumentParser:
+        """Add the arguments of one verb alone."""
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "predict":
+            _add_predict_arguments(parser)
+            self._argument_names.update(parser.get_defaults().keys())
+        return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse; what a checkpoint says comes before configs and flags when it is evaluated."""
@@ -137,6 +154,9 @@ class ImageNetCLI(LightningCLI):
                 raise UsageError(
                     f"{group}={config[group]!r} must be a mapping of arguments, such as {group}: {{name: value}}."
                 )
+        if verb == "predict":
+            config.data.predict_input = config.input or config.data.predict_input
+            _check_predict(config.data.predict_input, config.ckpt_path)
         if self._contract is None and verb in EVALUATING_VERBS:
             _check_has_model(verb, config.ckpt_path, config.model.weights)
         elif self._contract is None and config.ckpt_path is not None:
@@ -154,6 +174,8 @@ class ImageNetCLI(LightningCLI):
         config = self.config_init[self.config_init["subcommand"]]
         given = config.trainer.callbacks or []
         given = list(given) if isinstance(given, list) else [given]
+        if self.subcommand == "predict":
+            given.append(PredictionWriter(config.output, config.top_k))
         if config.trainer.barebones:
             # Lightning refuses a config's value beside barebones.
             kwargs["log_every_n_steps"] = None
@@ -242,6 +264,10 @@ class ImageNetCLI(LightningCLI):
         """Check that the checkpoint is of this model."""
         self._check_checkpoint()
 
+    def before_predict(self) -> None:
+        """Check that the checkpoint is of this model."""
+        self._check_checkpoint()
+
     def validate(self, **kwargs: Any) -> None:
         """Evaluate on the validation split."""
         self.trainer.validate(verbose=False, **kwargs)
@@ -249,6 +275,33 @@ class ImageNetCLI(LightningCLI):
     def test(self, **kwargs: Any) -> None:
         """Evaluate on the test split."""
         self.trainer.test(verbose=False, **kwargs)
+
+    def predict(self, **kwargs: Any) -> None:
+        """Write class and probability of pictures."""
+        self.trainer.predict(return_predictions=False, **kwargs)
+
+
+def _add_predict_arguments(parser: LightningArgumentParser) -> None:
+    """Add what says which pictures are predicted, and where the table goes."""
+    parser.add_argument(
+        "--input",
+        type=str,
+        help="Overrides data.predict_input: a folder, a picture, a list file, or the split train, val or test.",
+    )
+    parser.add_argument(
+        "--output", type=str, default="predictions.csv", help="The CSV file to write."
+    )
+    parser.add_argument("--top_k", type=int, default=5, help="Classes in a row.")
+
+
+def _check_predict(predict_input: str | None, ckpt_path: str | None) -> None:
+    """Raise unless both are given."""
+    if predict_input is None:
+        raise UsageError(
+            "predict needs --input PATH: a folder, a picture, a list file, or the split train, val or test."
+        )
+    if ckpt_path is None:
+        raise UsageError("predict needs --ckpt_path FILE, the checkpoint of a run.")
 
 
 def _check_has_model(verb: str, ckpt_path: str | None, weights: str | None) -> None:

@@ -16,6 +16,7 @@ PACKAGE = Path(__file__).parents[1] / "imnet_pl"
 
 def test_lightning():
     assert callable(LightningCLI._parse_ckpt_path)
+    assert callable(LightningCLI._prepare_subcommand_parser)
     assert callable(LightningCLI.instantiate_trainer)
     assert {"parser", "config"} <= set(SaveConfigCallback.__init__.__annotations__)
     trainer = Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
@@ -55,6 +56,7 @@ def test_the_list_is_complete():
         "_iterator",
         "_shutdown_workers",
         "_parse_ckpt_path",
+        "_prepare_subcommand_parser",
         "_upsample_bilinear2d_aa",
         "_upsample_bicubic2d_aa",
         "_replace",

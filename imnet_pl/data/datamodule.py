@@ -20,8 +20,12 @@ from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.loader import BatchLoader
 from imnet_pl.data.sampler import EvalSampler, TrainSampler
 from imnet_pl.data.sources import auto, digits, flat_val
+from imnet_pl.data.sources.class_list import read_classes
+from imnet_pl.data.sources.pictures import index_pictures
 
 log = logging.getLogger(__name__)
+
+SPLITS = ("train", "val", "test")
 
 # Beside the batches that lie ready, one is in the training step and one may be held by the trainer's
 # look-ahead or by the pinning thread.
@@ -52,6 +56,7 @@ class ImageNetDataModule(LightningDataModule):
         num_threads: Decoding threads in each worker; default by cores.
         prefetch_factor: Batches that each worker prepares ahead.
         seed: Seed of order and augmentation; default: ``seed_everything`` on the command line, else 0.
+        predict_input: What ``predict`` reads: a folder, picture or list file, or the split train, val or test.
     """
 
     def __init__(
@@ -74,15 +79,14 @@ class ImageNetDataModule(LightningDataModule):
         num_threads: int | None = None,
         prefetch_factor: int = 2,
         seed: int | None = None,
+        predict_input: str | None = None,
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        if root is None and source != "digits":
-            raise UserError(
-                "data.root is missing: say where the pictures lie with --data.root DIR."
-            )
-        self.root = digits.default_root() if root is None else Path(root).expanduser()
-        self.source, self.label_format = source, label_format
+        self._given_root, self.source = root, source
+        self.predict_input, self.label_format = predict_input, label_format
+        if self._needs_root:
+            _ = self.root  # raises where it is missing
         self.batch_size = batch_size
         self.eval_batch_size = (
             2 * batch_size if eval_batch_size is None else eval_batch_size
@@ -143,6 +147,26 @@ class ImageNetDataModule(LightningDataModule):
             raise UserError(f"data.hflip={self.hflip} is a probability, from 0 to 1.")
 
     @property
+    def _needs_root(self) -> bool:
+        """False where pictures outside the data are predicted: its root may be on another machine."""
+        return self.predict_input is None or self.predict_input in SPLITS
+
+    @property
+    def root(self) -> Path:
+        """Folder of the data.
+
+        Raises:
+            UserError: It was not given.
+        """
+        if self._given_root is not None:
+            return Path(self._given_root).expanduser()
+        if self.source == "digits":
+            return digits.default_root()
+        raise UserError(
+            "data.root is missing: say where the pictures lie with --data.root DIR."
+        )
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """Class names in label order: from ``classes``, else from the training folders."""
         if self._classes is None:
@@ -151,7 +175,7 @@ class ImageNetDataModule(LightningDataModule):
 
     def _find_classes(self) -> Sequence[str]:
         if self._given_classes is not None:
-            return _read_classes(self._given_classes)
+            return read_classes(self._given_classes)
         if self.source == "digits":
             return digits.CLASSES
         return auto.train_classes(self.root)
@@ -172,24 +196,43 @@ class ImageNetDataModule(LightningDataModule):
 
     def prepare_data(self) -> None:
         """Write the digits, if they are the source."""
-        auto.ensure_source(self.root, self.source)
+        if self._needs_root:
+            auto.ensure_source(self.root, self.source)
 
     def setup(self, stage: str) -> None:
-        """Index the splits that a stage needs: ``fit``, ``validate`` or ``test``.
+        """Index what a stage needs: ``fit``, ``validate``, ``test`` or ``predict``.
 
         Raises:
             UserError: The data is absent, or does not fit the classes.
         """
+        if stage == "predict":
+            self.indices["predict"] = self._index_predict()
+            # There may be fewer pictures than ranks.
+            self.allow_zero_length_dataloader_with_multiple_devices = True
+            return
         auto.ensure_source(self.root, self.source)
         for split in {"fit": ("train", "val"), "validate": ("val",)}.get(
             stage, (self.test_split,)
         ):
             if split not in self.indices:
-                self.indices[split] = auto.index_split(
-                    self.root, split, self.classes, self.source, self.label_format
-                )
+                self.indices[split] = self._index_split(split)
         if stage == "fit":
             self._fit_batch_to_data()
+
+    def _index_split(self, split: str) -> ImageIndex:
+        return auto.index_split(
+            self.root, split, self.classes, self.source, self.label_format
+        )
+
+    def _index_predict(self) -> ImageIndex:
+        if self.predict_input is None:
+            raise UserError(
+                "data.predict_input is missing: say which pictures with --input PATH."
+            )
+        if not self._needs_root:
+            return index_pictures(self.predict_input, self.classes)
+        auto.ensure_source(self.root, self.source)
+        return self._index_split(self.predict_input)
 
     @property
     def test_split(self) -> str:
@@ -250,6 +293,10 @@ class ImageNetDataModule(LightningDataModule):
         if self.test_split == "val":
             log.warning("the data has no split 'test': the figures are those of 'val'.")
         return self._eval_loader(self.test_split)
+
+    def predict_dataloader(self) -> BatchLoader:
+        """Return the loader of every picture of ``predict_input``, once, in order."""
+        return self._eval_loader("predict")
 
     def _eval_loader(self, split: str) -> BatchLoader:
         transform = EvalTransform(self.image_size, self.eval_resize, self.interpolation)
@@ -324,6 +371,10 @@ class ImageNetDataModule(LightningDataModule):
         """Return the paths of pictures by their position in a split's index."""
         return [self.indices[split].path(int(i)) for i in indices]
 
+    def relative_paths(self, indices: Sequence[int], split: str = "val") -> list[str]:
+        """Return paths as ``paths`` does, relative to the folder that was indexed."""
+        return [self.indices[split].relative_path(int(i)) for i in indices]
+
     def labels(self, indices: Sequence[int], split: str = "val") -> list[int]:
         """Return the labels of pictures by their position in a split's index."""
         return [int(self.indices[split].labels[int(i)]) for i in indices]
@@ -337,34 +388,3 @@ class ImageNetDataModule(LightningDataModule):
             "interpolation": self.interpolation,
             "data": {split: index.summary() for split, index in self.indices.items()},
         }
-
-
-def _read_classes(classes: list[str] | str) -> list[str]:
-    """Return class names from a list or a text file, one a line.
-
-    Raises:
-        UserError: The file is absent or not UTF-8, or a name is blank or occurs twice.
-    """
-    names = classes
-    if isinstance(names, str):
-        file = Path(names).expanduser()
-        if not file.is_file():
-            raise UserError(
-                f"data.classes={names!r} is no file; give a text file, one class a line."
-            )
-        try:
-            names = file.read_text(encoding="utf-8-sig").splitlines()
-        except UnicodeDecodeError:
-            raise UserError(
-                f"data.classes={classes!r} is not UTF-8 text; save it as UTF-8."
-            ) from None
-        names = [name.strip() for name in names if name.strip()]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise UserError(
-            f"data.classes names {some_of(twice)} more than once; class names are unique."
-        )
-    if not names:
-        raise UserError("data.classes is empty; name one class a line.")
-    if not all(name.strip() for name in names):
-        raise UserError("data.classes has a blank name; name every class.")
-    return names

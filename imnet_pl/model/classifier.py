@@ -217,6 +217,10 @@ class ImageClassifier(LightningModule):
         """Count a test batch."""
         self._count(batch, "test", self.test_metrics)
 
+    def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
+        """Return the probabilities of a batch, float32 [N, num_classes]."""
+        return functional.softmax(self(batch.images), dim=1)
+
     def _count(self, batch: ImageBatch, split: str, metrics: nn.ModuleDict) -> None:
         """Update and log the metrics of a split. An unreadable picture is wrong, and has no loss."""
         logits, targets = self(batch.images), batch.targets

@@ -4,6 +4,7 @@ import pytest
 
 from imnet_pl.core.errors import nearest_hint, some_of
 from imnet_pl.core.files import cache_dir, create_dir_atomically
+from imnet_pl.core.imagenet import human_name, human_names
 from imnet_pl.core.machine import _cgroup_cores, loader_defaults, usable_cores
 from imnet_pl.core.stats import wilson_interval
 
@@ -85,3 +86,18 @@ def test_cache_folder_can_be_chosen(monkeypatch, tmp_path):
     assert cache_dir() == tmp_path / "here"
     monkeypatch.delenv("IMNET_PL_CACHE")
     assert cache_dir().name == "imnet_pl"
+
+
+def test_imagenet_table(assets):
+    wnids = (assets / "imagenet-wnids.txt").read_text(encoding="utf-8").split()
+    assert list(human_names()) == wnids
+
+
+def test_imagenet_names():
+    assert list(human_names()) == sorted(human_names())
+    assert len(human_names()) == 1000
+    assert all(name == name.strip() != "" for name in human_names().values())
+    assert human_name("n01440764") == "tench"
+    assert human_name("n03126707") == "crane"
+    assert human_name("n02012849") == "crane bird"
+    assert human_name("digit_0") is None

@@ -3,33 +3,36 @@
 import inspect
 import logging
 import os
-import re
 import sys
 import tempfile
-import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import Namespace
+from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import Logger
 
-from imnet_pl.core.errors import UsageError, UserError, nearest_hint
+from imnet_pl.core.errors import UsageError, UserError
 from imnet_pl.data.datamodule import ImageNetDataModule
+from imnet_pl.messages import configure_logging, explain_parse_error
 from imnet_pl.model.classifier import MIN_CLASSES_FOR_TOP5, ImageClassifier
-from imnet_pl.training import checkpointing, guards
+from imnet_pl.training import checkpointing, contract, guards, loggers, runs
+from imnet_pl.training.checkpoint_io import SafeCheckpointIO
+from imnet_pl.training.curves import Curves
+from imnet_pl.training.monitors import StepTimer
 from imnet_pl.training.predictions import PredictionWriter
 from imnet_pl.training.progress import EpochLine, ProgressBar
+from imnet_pl.training.resume import ExactResume
 
 log = logging.getLogger(__name__)
 
 EVALUATING_VERBS = ("validate", "test", "predict")
-_NOISE = ("Tip:", "TPU", "Loading `train_dataloader`", "from the checkpoint")
 
 
 def run(verb: str, args: list[str]) -> int:
@@ -38,7 +41,7 @@ def run(verb: str, args: list[str]) -> int:
     Raises:
         UserError: The arguments, the data or a checkpoint are not usable.
     """
-    _configure_logging()
+    configure_logging()
     try:
         ImageNetCLI([verb, *args])
     except MisconfigurationException as error:
@@ -67,12 +70,14 @@ class ImageNetCLI(LightningCLI):
 
     def __init__(self, args: list[str]) -> None:
         self._contract: dict[str, Any] | None = None
-        self._ckpt_path = _value_of(args, "--ckpt_path")
+        self._ckpt_path: str | None = None
+        self._run_dir: Path | None = None
+        self._initial_weights: str | None = None
         self._argument_names: set[str] = set()
         super().__init__(
             ImageClassifier,
             ImageNetDataModule,
-            save_config_callback=checkpointing.RunRecord,
+            save_config_callback=contract.RunRecord,
             save_config_kwargs={"overwrite": True},
             trainer_defaults={
                 "use_distributed_sampler": False,
@@ -103,7 +108,9 @@ class ImageNetCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add what is neither model, data nor trainer."""
         parser.add_argument(
-            "--name", type=str, default="run", help="Name of the run's folder in runs/."
+            "--name",
+            type=str | None,
+            help="Name of the run's folder in runs/; default: run.",
         )
         parser.add_function_arguments(checkpointing.build_checkpoints, "checkpoint")
         parser.add_function_arguments(guards.build_early_stopping, "early_stopping")
@@ -119,20 +126,26 @@ class ImageNetCLI(LightningCLI):
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "predict":
             _add_predict_arguments(parser)
-            self._argument_names.update(parser.get_defaults().keys())
+        if subcommand == "fit":
+            _add_fit_arguments(parser)
+        self._argument_names.update(parser.get_defaults().keys())
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse; what a checkpoint says comes before configs and flags when it is evaluated."""
+        """Parse; what a checkpoint says comes before configs and flags."""
         assert isinstance(args, list)
-        if self._ckpt_path is not None:
-            self._contract = checkpointing.read_contract(self._ckpt_path)
         try:
-            if self._contract is None or args[0] not in EVALUATING_VERBS:
+            self._find_checkpoint(parser, args)
+            if self._contract is None:
                 self.config = parser.parse_args(args)
                 return
-            with _yaml_file(_evaluation_config(self._contract)) as file:
+            if args[0] in EVALUATING_VERBS:
+                config = _evaluation_config(self._contract)
+            else:
+                config = contract.config_of_run(self._contract)
+            with _yaml_file(config) as file:
                 self.config = parser.parse_args([args[0], "--config", file, *args[1:]])
+            self.config[args[0]].ckpt_path = self._ckpt_path
         except UnicodeDecodeError as error:
             raise UsageError(
                 f"a --config file is not UTF-8 text (byte {error.start}); save it as UTF-8."
@@ -141,6 +154,34 @@ class ImageNetCLI(LightningCLI):
             raise UsageError(
                 explain_parse_error(str(error), self._argument_names)
             ) from error
+
+    def _find_checkpoint(
+        self, parser: LightningArgumentParser, args: list[str]
+    ) -> None:
+        """Read the checkpoint that the command line asks for, if it does."""
+        if args[0] == "fit":  # its configs may say it too
+            config = parser.parse_args(args).fit
+            given, is_resume = config.ckpt_path, config.resume
+            name = config.name
+            root = (
+                config.trainer.get("default_root_dir")
+                if isinstance(config.trainer, Namespace)
+                else None
+            )
+        else:
+            given, is_resume = _value_of(args, "--ckpt_path"), False
+            root = _value_of(args, "--trainer.default_root_dir")
+            name = _value_of(args, "--name")
+        folder = Path(root or runs.DEFAULT_ROOT)
+        found: Path | None = None
+        if given is not None:
+            found = runs.find_checkpoint(given, folder, name)
+        elif is_resume:
+            found = runs.newest_of_run(folder, name)
+        if found is not None:
+            self._ckpt_path = str(found)
+            self._contract = contract.read_contract(self._ckpt_path)
+            self._run_dir = runs.run_dir_of(found)
 
     def _parse_ckpt_path(self) -> None:
         """Do not merge a checkpoint's hyper-parameters, as Lightning does: they would override flags."""
@@ -159,9 +200,8 @@ class ImageNetCLI(LightningCLI):
             _check_predict(config.data.predict_input, config.ckpt_path)
         if self._contract is None and verb in EVALUATING_VERBS:
             _check_has_model(verb, config.ckpt_path, config.model.weights)
-        elif self._contract is None and config.ckpt_path is not None:
-            self._ckpt_path = config.ckpt_path
-            self._contract = checkpointing.read_contract(config.ckpt_path)
+        if verb == "fit":
+            self._prepare_fit(config)
         if config.trainer.deterministic:
             config.trainer.benchmark = False
         if config.data.root is not None:
@@ -169,8 +209,32 @@ class ImageNetCLI(LightningCLI):
         if config.data.seed is None:
             config.data.seed = int(config.seed_everything)
 
+    def _prepare_fit(self, config: Namespace) -> None:
+        """Settle what a resumed run needs to know; leave if it has nothing to do."""
+        config.name = config.name or runs.DEFAULT_NAME
+        config.resume = False  # a config.yaml must not resume by itself
+        if self._contract is None:
+            return
+        contract.check_same_arch(self._contract, self._ckpt_path, config.model.arch)
+        trainer = config.trainer
+        if done := contract.describe_done(
+            self._contract["progress"],
+            trainer.max_epochs,
+            trainer.max_steps,
+            config.early_stopping.patience,
+        ):
+            log.info("nothing to do: %s.", done)
+            raise SystemExit(0)
+        contract.say_how_it_goes_on(self._contract, self._ckpt_path, trainer.max_epochs)
+        # The checkpoint brings its own weights; the config keeps the name of the first ones.
+        self._initial_weights, config.model.weights = config.model.weights, None
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Return the trainer with this program's logger and callbacks, where the user set none."""
+        if self.subcommand == "fit":
+            self.config["fit"].model.weights = (
+                self.config["fit"].model.weights or self._initial_weights
+            )
         config = self.config_init[self.config_init["subcommand"]]
         given = config.trainer.callbacks or []
         given = list(given) if isinstance(given, list) else [given]
@@ -180,8 +244,10 @@ class ImageNetCLI(LightningCLI):
             # Lightning refuses a config's value beside barebones.
             kwargs["log_every_n_steps"] = None
         else:
-            kwargs |= self._logger_and_bar(given)
+            # The bar comes last: when it has closed, Lightning prints nothing any more.
             given += self._own_callbacks()
+            kwargs |= self._logger_and_bar(given)
+            kwargs["plugins"] = _with_safe_io(config.trainer.plugins)
         try:
             return super().instantiate_trainer(callbacks=given, **kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:
@@ -196,10 +262,7 @@ class ImageNetCLI(LightningCLI):
             if trainer.logger in (None, True):
                 chosen["logger"] = False
         elif trainer.logger in (None, True):
-            name = self.config_init[self.config_init["subcommand"]].name
-            chosen["logger"] = CSVLogger(
-                save_dir=trainer.default_root_dir or "runs", name=name
-            )
+            chosen["logger"] = self._build_loggers(trainer.default_root_dir)
         if not any(
             isinstance(callback, LightningProgressBar) for callback in callbacks
         ):
@@ -208,12 +271,27 @@ class ImageNetCLI(LightningCLI):
             chosen["enable_progress_bar"] = wanted
         return chosen
 
+    def _build_loggers(self, root: str | None) -> list[Logger]:
+        """Return the loggers of a new run folder, or of the one that is continued."""
+        if self._run_dir is None:
+            folder, name = Path(root or runs.DEFAULT_ROOT), self.config_init["fit"].name
+            return loggers.build_loggers(folder, name)
+        assert self._contract is not None
+        return loggers.build_loggers(
+            self._run_dir.parent,
+            "",
+            version=self._run_dir.name,
+            first_step=self._contract["progress"]["steps"],
+        )
+
     def _own_callbacks(self) -> list[Callback]:
         config = self.config_init[self.config_init["subcommand"]]
-        own: list[Callback] = [EpochLine()]
         if self.subcommand in EVALUATING_VERBS:
-            return own
-        own.append(guards.FinalValidation())
+            return [EpochLine()]
+        # The timer writes the row of an epoch that the others read.
+        timer = StepTimer()
+        own: list[Callback] = [timer, EpochLine(timer), guards.FinalValidation()]
+        own += [ExactResume(config.allow_changed_data), loggers.LogHistory(), Curves()]
         if stopping := guards.build_early_stopping(**config.early_stopping):
             own.append(stopping)
         if config.trainer.enable_checkpointing is not False:
@@ -224,7 +302,7 @@ class ImageNetCLI(LightningCLI):
         if self._contract is not None:
             assert self._ckpt_path is not None
             arch = self.model.hparams["arch"]
-            checkpointing.check_same_model(
+            contract.check_same_model(
                 self._contract, self._ckpt_path, arch, self.datamodule.classes
             )
 
@@ -304,6 +382,27 @@ def _check_predict(predict_input: str | None, ckpt_path: str | None) -> None:
         raise UsageError("predict needs --ckpt_path FILE, the checkpoint of a run.")
 
 
+def _add_fit_arguments(parser: LightningArgumentParser) -> None:
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="Go on from the newest readable checkpoint of the run; start it where there is none.",
+    )
+    parser.add_argument(
+        "--allow_changed_data",
+        type=bool,
+        default=False,
+        help="Resume although the data set is another one than the checkpoint's.",
+    )
+
+
+def _with_safe_io(plugins: Any) -> list[Any]:
+    """Return a user's plugins, and the safe writer of checkpoints unless one of them writes them."""
+    given = plugins if isinstance(plugins, list) else [plugins] if plugins else []
+    has_io = any(isinstance(plugin, CheckpointIO) for plugin in given)
+    return given if has_io else [*given, SafeCheckpointIO()]
+
+
 def _check_has_model(verb: str, ckpt_path: str | None, weights: str | None) -> None:
     """Raise unless there is something to evaluate without a checkpoint on the command line."""
     if ckpt_path is not None:
@@ -316,13 +415,13 @@ def _check_has_model(verb: str, ckpt_path: str | None, weights: str | None) -> N
         )
 
 
-def _evaluation_config(contract: dict[str, Any]) -> dict[str, Any]:
+def _evaluation_config(there: dict[str, Any]) -> dict[str, Any]:
     """Return the config that a checkpoint brings to its evaluation."""
     known = {
         group: set(inspect.signature(cls).parameters)
         for group, cls in (("model", ImageClassifier), ("data", ImageNetDataModule))
     }
-    return checkpointing.config_of_contract(contract, known)
+    return contract.config_of_contract(there, known)
 
 
 class _yaml_file:
@@ -349,48 +448,3 @@ def _value_of(args: list[str], flag: str) -> str | None:
         if arg == flag and i + 1 < len(args):
             return args[i + 1]
     return None
-
-
-def explain_parse_error(message: str, known: set[str]) -> str:
-    """Return jsonargparse's message as one sentence with the argument's name and the nearest right one."""
-    if unknown := re.search(
-        r"does not accept option '([^']+)'|unrecognized arguments: --([^\s=]+)", message
-    ):
-        name = unknown.group(1) or unknown.group(2)
-        return f"{name!r} is no argument.{nearest_hint(name, known)}"
-    if bad := re.match(r'Parser key "([^"]+)":\s*(.*)', message, re.DOTALL):
-        name, reason = bad.groups()
-        if causes := re.findall(r"^    - (.+)$", reason, re.MULTILINE):
-            reason = causes[0]
-        return f"{name}: {' '.join(reason.split())}."
-    if message.startswith("Unexpected config"):
-        return f"a --config file must be a mapping of arguments, such as model: {{arch: resnet18}}. {' '.join(message.split())}"
-    return " ".join(message.split())
-
-
-def _configure_logging() -> None:
-    """Send this program's notices and Lightning's to stderr, from rank 0 alone."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    handler.addFilter(_is_of_use)
-    first_rank = (
-        os.environ.get("LOCAL_RANK", "0") == "0"
-        and os.environ.get("NODE_RANK", "0") == "0"
-    )
-    for name in ("imnet_pl", "lightning", "lightning.pytorch", "lightning.fabric"):
-        logger = logging.getLogger(name)
-        logger.handlers = [] if "." in name else [handler]
-        logger.propagate = True
-        logger.setLevel(logging.INFO if first_rank else logging.ERROR)
-    logging.getLogger("lightning.fabric.utilities.seed").setLevel(logging.WARNING)
-    # An evaluation needs none of the callbacks of the training run.
-    warnings.filterwarnings(
-        "ignore", message=".*callbacks used to create the checkpoint.*"
-    )
-    # From torch about a line of Lightning's.
-    warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
-
-
-def _is_of_use(record: logging.LogRecord) -> bool:
-    """Tell whether a line of Lightning's is about this run."""
-    return not any(text in record.getMessage() for text in _NOISE)

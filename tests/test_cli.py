@@ -102,6 +102,7 @@ def test_fit_then_validate_gives_the_logged_figures(root, in_tmp, capsys):  # S2
     assert {p.name for p in (run / "checkpoints").iterdir()} == {
         "best.ckpt",
         "last.ckpt",
+        "epoch_002.ckpt",
     }
 
     best = run / "checkpoints" / "best.ckpt"

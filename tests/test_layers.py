@@ -14,7 +14,16 @@ ROOMS = {
     "model": {"model", "core"},
     "training": {"training", "core"},
     "tools": {"data", "model", "training", "core"},
-    "": {"data", "model", "training", "core", "tools", "cli", "lightning_cli"},
+    "": {
+        "data",
+        "model",
+        "training",
+        "core",
+        "tools",
+        "cli",
+        "lightning_cli",
+        "messages",
+    },
 }
 CORE_MAY_USE = {*sys.stdlib_module_names, "numpy", "psutil", "platformdirs", "imnet_pl"}
 # Inside data: a module imports only what stands on a lower level.

@@ -4,12 +4,14 @@ import re
 from pathlib import Path
 
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.trainer import Trainer
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+from torchmetrics import SumMetric
 
 PACKAGE = Path(__file__).parents[1] / "imnet_pl"
 
@@ -22,6 +24,28 @@ def test_lightning():
     trainer = Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
     assert callable(trainer.fit_loop.setup_data)
     assert issubclass(Tqdm, object)
+
+
+def test_lightning_checkpoints_and_loops():
+    for name in (
+        "_save_checkpoint",
+        "_save_topk_checkpoint",
+        "_monitor_candidates",
+        "_should_skip_saving_checkpoint",
+        "_should_save_on_train_epoch_end",
+    ):
+        assert callable(getattr(ModelCheckpoint, name))
+    trainer = Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
+    assert trainer.fit_loop._should_accumulate() is False
+    assert trainer.fit_loop.epoch_loop._batches_that_stepped == 0
+    state = trainer.fit_loop.state_dict()
+    assert {"epoch_progress", "epoch_loop.batch_progress"} <= set(state)
+
+
+def test_torchmetrics():
+    metric = SumMetric()
+    assert set(metric._defaults) == {"sum_value"}
+    assert (metric._update_count, metric._computed) == (0, None)
 
 
 def test_torch_loader():
@@ -60,6 +84,12 @@ def test_the_list_is_complete():
         "_upsample_bilinear2d_aa",
         "_upsample_bicubic2d_aa",
         "_replace",
+        "_save_checkpoint",
+        "_should_accumulate",
+        "_batches_that_stepped",
+        "_defaults",
+        "_update_count",
+        "_computed",
     }
     for file in PACKAGE.rglob("*.py"):
         text = file.read_text(encoding="utf-8")

@@ -1,10 +1,17 @@
 """Files and folders of this program's own: the cache folder, folders that appear whole or not at all."""
 
+import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+# A virus scanner or a syncing folder on Windows holds a new file for a moment.
+_RETRY_SECS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 
 
 def cache_dir() -> Path:
@@ -38,3 +45,38 @@ def create_dir_atomically(target: Path, fill: Callable[[Path], None]) -> None:
             raise
     finally:
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def replace_file(source: Path, target: Path) -> None:
+    """Put ``source`` in the place of ``target`` at once, and onto the disk; a locked file is tried again.
+
+    Raises:
+        OSError: The target stayed locked for some eight seconds, or can not be replaced.
+    """
+    for wait_sec in _RETRY_SECS:
+        try:
+            source.replace(target)
+            break
+        except PermissionError as error:
+            log.warning("%s is locked (%s), trying again.", target, error)
+            time.sleep(wait_sec)
+    else:
+        source.replace(target)
+    if os.name == "posix":  # the new name itself is safe when its folder is
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file through a temporary neighbour, so that the target is whole as soon as it is there."""
+    partial = target.with_name(f"{target.name}.part")
+    try:
+        shutil.copyfile(source, partial)
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        replace_file(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)

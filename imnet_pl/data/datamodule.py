@@ -107,6 +107,7 @@ class ImageNetDataModule(LightningDataModule):
         self._given_classes = classes
         self._classes: tuple[str, ...] | None = None
         self.indices: dict[str, ImageIndex] = {}
+        self._resume_from: dict[str, Any] | None = None
         self._check_arguments()
 
     def _check_arguments(self) -> None:
@@ -280,6 +281,10 @@ class ImageNetDataModule(LightningDataModule):
         sampler = TrainSampler(
             len(self.indices["train"]), self.seed, *self._rank_and_world()
         )
+        if self._resume_from is not None:
+            sampler.set_epoch(self._resume_from["epoch"])
+            sampler.start = self._resume_from["num_samples"] // self._world_size()
+            self._resume_from = None
         # A last batch of one picture has no variance for BatchNorm: it is dropped in any case.
         drop_last = self.drop_last or len(sampler) % self.batch_size == 1
         return self._loader("train", transform, sampler, self.batch_size, drop_last)
@@ -366,6 +371,42 @@ class ImageNetDataModule(LightningDataModule):
             if self.trainer
             else (0, 1)
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where training stands: the epoch, and how many of its pictures all devices have seen.
+
+        The position comes from Lightning's counters of processed batches, never from what the loader has
+        prepared ahead.
+        """
+        assert self.trainer is not None
+        loop = self.trainer.fit_loop
+        epoch: Any = loop.epoch_progress.current
+        batches: Any = loop.epoch_loop.batch_progress.current
+        done = batches.processed
+        in_epoch = epoch.processed < epoch.started
+        is_rest = in_epoch and done < self.trainer.num_training_batches
+        return {
+            "epoch": epoch.processed + (in_epoch and not is_rest),
+            "num_samples": done * self.batch_size * self._world_size()
+            if is_rest
+            else 0,
+            "seed": self.seed,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Let the next training loader start where a checkpoint stood.
+
+        Raises:
+            UserError: Within an epoch the order would not go on: the seed is another one.
+        """
+        if self.trainer is None or self.trainer.state.fn != "fit":
+            return
+        if state_dict["num_samples"] and state_dict["seed"] != self.seed:
+            raise UserError(
+                f"data.seed={self.seed} differs from the checkpoint's {state_dict['seed']}, with which it stands "
+                "within an epoch: the rest of the epoch would be other pictures. Give the same seed."
+            )
+        self._resume_from = dict(state_dict)
 
     def paths(self, indices: Sequence[int], split: str = "val") -> list[str]:
         """Return the paths of pictures by their position in a split's index."""

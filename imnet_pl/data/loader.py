@@ -1,6 +1,7 @@
 """Worker processes and the ring of shared slots: requests in, batches out."""
 
 import signal
+import time
 import weakref
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
@@ -65,7 +66,7 @@ class BatchLoader:
     """Yields ``Batch``. Worker processes start at the first batch and stay for the loader's life.
 
     A batch's pictures lie in memory that a worker uses again as soon as the last tensor on it is gone, and
-    not before.
+    not before. ``last_wait_sec`` says how long the last batch was waited for.
 
     Args:
         dataset: Makes the batches; its slots decide how many batches lie ready.
@@ -90,6 +91,7 @@ class BatchLoader:
         self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
         self.num_workers, self.pin_memory = num_workers, pin_memory
         self.batch_sampler = Requests(sampler, batch_size, drop_last)
+        self.last_wait_sec = 0.0
         self._in_use: dict[tuple[int, int], StorageWeakRef] = {}
         self._loader: DataLoader[MadeBatch] | None = None
         if num_workers:
@@ -117,6 +119,17 @@ class BatchLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches of one pass; nothing starts before the first is asked for."""
+        batches = self._batches()
+        while True:
+            start = time.perf_counter()
+            batch = next(batches, None)
+            self.last_wait_sec = time.perf_counter() - start
+            if batch is None:
+                return
+            yield batch
+            del batch
+
+    def _batches(self) -> Iterator[Batch]:
         self.batch_sampler.generation += 1
         if self._loader is None:
             for request in self.batch_sampler:

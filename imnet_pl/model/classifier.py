@@ -206,8 +206,8 @@ class ImageClassifier(LightningModule):
         )
 
     def on_train_epoch_end(self) -> None:
-        """Log the mean training loss of the epoch."""
-        self.log("train/loss_epoch", self.train_loss)
+        """Give the mean training loss of the epoch to who watches it; StepTimer writes it into the logs."""
+        self.log("train/loss_epoch", self.train_loss, logger=False)
 
     def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
         """Count a validation batch."""
@@ -263,6 +263,7 @@ class ImageClassifier(LightningModule):
                 *(self.hparams["warmup_epochs"], total_steps),
             )
         peak_lr, min_lr = self._peak_lr(), self.hparams["min_lr"]
+        self._schedule_peak_lr = peak_lr
         optimizer = torch.optim.SGD(
             self.parameters(),
             lr=peak_lr,
@@ -280,6 +281,22 @@ class ImageClassifier(LightningModule):
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": schedule, "interval": "step"},
         }
+
+    def on_train_start(self) -> None:
+        """Let this run's arguments hold after a resume, which brings the optimiser's of the checkpoint."""
+        for config in self.trainer.lr_scheduler_configs:
+            schedule = config.scheduler
+            if not isinstance(schedule, torch.optim.lr_scheduler.LambdaLR):
+                continue
+            groups = schedule.optimizer.param_groups
+            schedule.base_lrs = [self._schedule_peak_lr] * len(groups)
+            for group, base_lr, share in zip(
+                groups, schedule.base_lrs, schedule.lr_lambdas, strict=True
+            ):
+                group["initial_lr"] = base_lr
+                group["lr"] = base_lr * share(schedule.last_epoch)
+                for name in ("momentum", "weight_decay", "nesterov"):
+                    group[name] = self.hparams[name]
 
     def _count_steps(self) -> tuple[int, int]:
         """Return the optimiser steps of the run and of an epoch."""

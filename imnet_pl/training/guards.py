@@ -12,6 +12,14 @@ log = logging.getLogger(__name__)
 Score = Literal["val/loss", "val/top1", "val/top5", "train/loss_epoch"]
 
 
+class ExactEarlyStopping(EarlyStopping):
+    """EarlyStopping whose patience is this run's: Lightning's (2.6) takes the checkpoint's when it resumes."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take the count of the checkpoint over, not its patience."""
+        super().load_state_dict({**state_dict, "patience": self.patience})
+
+
 def build_early_stopping(
     patience: int | None = None,
     monitor: Score = "val/loss",
@@ -28,7 +36,7 @@ def build_early_stopping(
     """
     if patience is None:
         return None
-    return EarlyStopping(
+    return ExactEarlyStopping(
         monitor=monitor, mode=mode, min_delta=min_delta, patience=patience, verbose=True
     )
 

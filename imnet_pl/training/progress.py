@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from imnet_pl.core.stats import wilson_interval
+from imnet_pl.training.monitors import StepTimer, describe_speed
 
 RATE_WINDOW = 50  # batches over which the speed is measured
 
@@ -60,18 +61,11 @@ class ProgressBar(TQDMProgressBar):
 class EpochLine(Callback):
     """Prints one line an epoch, and one for ``validate`` and ``test``, above the bar and on rank 0 alone."""
 
-    def __init__(self) -> None:
-        self._started = 0.0
-
-    def on_train_epoch_start(
-        self, trainer: Trainer, pl_module: LightningModule
-    ) -> None:
-        """Start the clock of the epoch."""
-        self._started = time.perf_counter()
+    def __init__(self, timer: StepTimer | None = None) -> None:
+        self.timer = timer
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the epoch's line."""
-        seconds = time.perf_counter() - self._started
         loss = float(pl_module.train_loss.compute())  # type: ignore[operator, union-attr]
         digits = len(str(trainer.max_epochs))
         parts = [
@@ -81,7 +75,9 @@ class EpochLine(Callback):
         metrics = trainer.callback_metrics
         if "val/num_samples" in metrics:
             parts.append(describe_scores(metrics, "val"))
-        pl_module.print("  ".join([*parts, f"{seconds:.1f} s"]))
+        if self.timer is not None:
+            parts.append(describe_speed(self.timer.epoch))
+        pl_module.print("  ".join(parts))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the scores of ``validate``."""

@@ -127,11 +127,15 @@ def test_checkpoint_of_another_arch_or_class_count(root, in_tmp, tiny_network, c
             in capsys.readouterr().err
         )
     write_classes(root / "train", {"n04": 3})
-    assert main([*fit_args(root), "--ckpt_path", str(best)]) == 1
+    assert (
+        main([*fit_args(root, "--trainer.max_epochs=2"), "--ckpt_path", str(best)]) == 1
+    )
     assert "3 classes (n01, n02, n03), the data has 4" in capsys.readouterr().err
     (root / "train" / "n04").rename(root / "other")
     (root / "train" / "n03").rename(root / "train" / "n05")
-    assert main([*fit_args(root), "--ckpt_path", str(best)]) == 1
+    assert (
+        main([*fit_args(root, "--trainer.max_epochs=2"), "--ckpt_path", str(best)]) == 1
+    )
     assert "'n03' is 'n05' here" in capsys.readouterr().err
     (root / "val" / "n03").rename(root / "val" / "n09")
     assert main(["validate", "--ckpt_path", str(best)]) == 1

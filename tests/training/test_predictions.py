@@ -166,7 +166,7 @@ def test_odd_images(in_tmp, wnid_ckpt, assets):
     ("flags", "status", "sentence"),
     [
         (["--input=no"], 1, "--input='no' does not exist"),
-        (["--input=runs"], 1, "--input='runs' is a folder without pictures"),
+        (["--input=runs/run/version_0/checkpoints"], 1, "is a folder without pictures"),
         ([], 2, "predict needs --input PATH"),
         (["--input="], 2, "predict needs --input PATH"),
         (["--inptu=a"], 2, "'inptu' is no argument. Did you mean 'input'?"),

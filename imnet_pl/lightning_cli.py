@@ -22,6 +22,7 @@ from imnet_pl.core.errors import UsageError, UserError
 from imnet_pl.data.datamodule import ImageNetDataModule
 from imnet_pl.messages import configure_logging, explain_parse_error
 from imnet_pl.model.classifier import MIN_CLASSES_FOR_TOP5, ImageClassifier
+from imnet_pl.tools import smoke
 from imnet_pl.training import checkpointing, contract, guards, loggers, runs
 from imnet_pl.training.checkpoint_io import SafeCheckpointIO
 from imnet_pl.training.curves import Curves
@@ -43,12 +44,19 @@ def run(verb: str, args: list[str]) -> int:
     """
     configure_logging()
     try:
+        if verb == "fit" and "--smoke" in args:
+            args = [arg for arg in args if arg not in ("--smoke", "--resume")]
+            return smoke.run_smoke(_build_only, args)
         ImageNetCLI([verb, *args])
     except MisconfigurationException as error:
         raise UserError(" ".join(str(error).split())) from error
     except SystemExit as stop:  # --help and --print_config
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
+
+
+def _build_only(verb: str, args: list[str]) -> "ImageNetCLI":
+    return ImageNetCLI([verb, *args], build_only=True)
 
 
 class Parser(LightningArgumentParser):
@@ -68,7 +76,8 @@ class ImageNetCLI(LightningCLI):
     datamodule: ImageNetDataModule
     model: ImageClassifier
 
-    def __init__(self, args: list[str]) -> None:
+    def __init__(self, args: list[str], build_only: bool = False) -> None:
+        self.build_only = build_only
         self._contract: dict[str, Any] | None = None
         self._ckpt_path: str | None = None
         self._run_dir: Path | None = None
@@ -212,6 +221,10 @@ class ImageNetCLI(LightningCLI):
     def _prepare_fit(self, config: Namespace) -> None:
         """Settle what a resumed run needs to know; leave if it has nothing to do."""
         config.name = config.name or runs.DEFAULT_NAME
+        if config.smoke:
+            raise UsageError(
+                "smoke stands in a config: give --smoke on the command line."
+            )
         config.resume = False  # a config.yaml must not resume by itself
         if self._contract is None:
             return
@@ -317,6 +330,10 @@ class ImageNetCLI(LightningCLI):
                     f"{self.model.num_classes}; use val/top1."
                 )
 
+    def _run_subcommand(self, subcommand: str) -> None:
+        if not self.build_only:
+            super()._run_subcommand(subcommand)
+
     def before_fit(self) -> None:
         """Check what can be known before training."""
         self._check_checkpoint()
@@ -387,6 +404,11 @@ def _add_fit_arguments(parser: LightningArgumentParser) -> None:
         "--resume",
         action="store_true",
         help="Go on from the newest readable checkpoint of the run; start it where there is none.",
+    )
+    parser.add_argument(
+        "--smoke",
+        action="store_true",
+        help="Try the whole chain on ten pictures a class in a temporary folder, and print a checklist.",
     )
     parser.add_argument(
         "--allow_changed_data",

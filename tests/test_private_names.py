@@ -20,6 +20,7 @@ def test_lightning():
     assert callable(LightningCLI._parse_ckpt_path)
     assert callable(LightningCLI._prepare_subcommand_parser)
     assert callable(LightningCLI.instantiate_trainer)
+    assert callable(LightningCLI._run_subcommand)
     assert {"parser", "config"} <= set(SaveConfigCallback.__init__.__annotations__)
     trainer = Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
     assert callable(trainer.fit_loop.setup_data)
@@ -81,6 +82,7 @@ def test_the_list_is_complete():
         "_shutdown_workers",
         "_parse_ckpt_path",
         "_prepare_subcommand_parser",
+        "_run_subcommand",
         "_upsample_bilinear2d_aa",
         "_upsample_bicubic2d_aa",
         "_replace",

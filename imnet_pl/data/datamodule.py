@@ -42,6 +42,7 @@ class ImageNetDataModule(LightningDataModule):
         source: Layout below ``root``; ``auto`` recognises it.
         classes: Class names in label order, or a text file with one a line; default: the training folders.
         label_format: How a flat label file gives labels: ``index0``, ``index1``, ``name`` or ``auto``.
+        num_per_class: Use only so many pictures of each class of train and val, drawn with the seed.
         batch_size: Pictures in a training batch of one device.
         eval_batch_size: Pictures in a batch of validation and test; default twice ``batch_size``.
         image_size: Side of the pictures that the model sees, in px.
@@ -65,6 +66,7 @@ class ImageNetDataModule(LightningDataModule):
         source: auto.Source = "auto",
         classes: list[str] | str | None = None,
         label_format: flat_val.LabelFormat = "auto",
+        num_per_class: int | None = None,
         batch_size: int = 256,
         eval_batch_size: int | None = None,
         image_size: int = 224,
@@ -87,7 +89,7 @@ class ImageNetDataModule(LightningDataModule):
         self.predict_input, self.label_format = predict_input, label_format
         if self._needs_root:
             _ = self.root  # raises where it is missing
-        self.batch_size = batch_size
+        self.num_per_class, self.batch_size = num_per_class, batch_size
         self.eval_batch_size = (
             2 * batch_size if eval_batch_size is None else eval_batch_size
         )
@@ -124,7 +126,12 @@ class ImageNetDataModule(LightningDataModule):
                 raise UserError(
                     f"data.{name}={value!r} must be one of {', '.join(allowed)}.{hint}"
                 )
-        least = {"batch_size": 1, "eval_batch_size": 1, "prefetch_factor": 1}
+        least = {
+            "num_per_class": 1,
+            "batch_size": 1,
+            "eval_batch_size": 1,
+            "prefetch_factor": 1,
+        }
         least |= {"image_size": 2, "num_threads": 1, "num_workers": 0}
         for name, bound in least.items():
             value = getattr(self, name)
@@ -221,9 +228,12 @@ class ImageNetDataModule(LightningDataModule):
             self._fit_batch_to_data()
 
     def _index_split(self, split: str) -> ImageIndex:
-        return auto.index_split(
+        index = auto.index_split(
             self.root, split, self.classes, self.source, self.label_format
         )
+        if self.num_per_class is None or split not in ("train", "val"):
+            return index
+        return index.draw_per_class(self.num_per_class, self.seed)
 
     def _index_predict(self) -> ImageIndex:
         if self.predict_input is None:
@@ -291,19 +301,20 @@ class ImageNetDataModule(LightningDataModule):
 
     def val_dataloader(self) -> BatchLoader:
         """Return the loader of every picture of the validation split, once, in order."""
-        return self._eval_loader("val")
+        return self.eval_dataloader("val")
 
     def test_dataloader(self) -> BatchLoader:
         """Return the loader of the test split, or of the validation split where there is none."""
         if self.test_split == "val":
             log.warning("the data has no split 'test': the figures are those of 'val'.")
-        return self._eval_loader(self.test_split)
+        return self.eval_dataloader(self.test_split)
 
     def predict_dataloader(self) -> BatchLoader:
         """Return the loader of every picture of ``predict_input``, once, in order."""
-        return self._eval_loader("predict")
+        return self.eval_dataloader("predict")
 
-    def _eval_loader(self, split: str) -> BatchLoader:
+    def eval_dataloader(self, split: str) -> BatchLoader:
+        """Return the loader of every picture of a split, once, in order, as for validation."""
         transform = EvalTransform(self.image_size, self.eval_resize, self.interpolation)
         sampler = EvalSampler(len(self.indices[split]), *self._rank_and_world())
         return self._loader(

@@ -53,6 +53,17 @@ class ImageIndex:
     def __len__(self) -> int:
         return len(self.path_ends)
 
+    def draw_per_class(self, count: int, seed: int) -> "ImageIndex":
+        """Return an index of ``count`` pictures of each class, drawn with a seed, all where there are fewer."""
+        order = np.random.default_rng(seed).permutation(len(self))
+        order = order[np.argsort(self.labels[order], kind="stable")]
+        labels = self.labels[order]
+        nth = np.arange(len(self)) - np.searchsorted(labels, labels)
+        kept = np.sort(order[nth < count]).tolist()
+        paths = [self.relative_path(i) for i in kept]
+        root, labels_kept = Path(self.root), self.labels[kept]
+        return ImageIndex.from_rows(root, paths, labels_kept, self.classes)
+
     def relative_path(self, index: int) -> str:
         """Return the posix path of a picture relative to ``root``."""
         start = int(self.path_ends[index - 1]) if index else 0

@@ -4,6 +4,7 @@ import csv
 import logging
 import math
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from imnet_pl.core.files import replace_file
 
 log = logging.getLogger(__name__)
+
+MAX_SHARE = 0.005  # of a run's time
 
 # title: (column, label) of its lines
 PANELS = {
@@ -30,14 +33,21 @@ PANELS = {
 
 
 class Curves(Callback):
-    """Draws ``curves.png`` in the run folder from ``metrics.csv``, in a thread of its own."""
+    """Draws ``curves.png`` in the run folder from ``metrics.csv``, in a thread of its own.
+
+    After every epoch and at the end; where epochs last seconds, so often that it takes 0.5 % of the time.
+    """
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
+        self._cost_sec = 0.0
+        self._drawn_at = -math.inf
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw, unless the last drawing is still under way."""
-        if self._thread is None or not self._thread.is_alive():
+        """Draw, unless the last drawing is still under way or was a moment ago."""
+        is_drawing = self._thread is not None and self._thread.is_alive()
+        since_sec = time.perf_counter() - self._drawn_at
+        if not is_drawing and since_sec >= self._cost_sec / MAX_SHARE:
             self._start(trainer)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -58,20 +68,24 @@ class Curves(Callback):
         folder = Path(trainer.log_dir)
         if (folder / "metrics.csv").is_file():
             self._thread = threading.Thread(
-                target=_draw_or_say, args=(folder,), name="curves", daemon=True
+                target=self._draw, args=(folder,), name="curves", daemon=True
             )
             self._thread.start()
+
+    def _draw(self, folder: Path) -> None:
+        try:
+            import matplotlib.figure  # noqa: F401 - its seconds come once
+
+            start = time.thread_time()
+            draw_curves(folder / "metrics.csv", folder / "curves.png")
+            self._cost_sec = time.thread_time() - start
+        except Exception as error:  # noqa: BLE001 - a picture is never worth a run
+            log.warning("curves.png could not be drawn (%s).", error)
+        self._drawn_at = time.perf_counter()
 
     def _wait(self) -> None:
         if self._thread is not None:
             self._thread.join(timeout=30)
-
-
-def _draw_or_say(folder: Path) -> None:
-    try:
-        draw_curves(folder / "metrics.csv", folder / "curves.png")
-    except Exception as error:  # noqa: BLE001 - a picture is never worth a run
-        log.warning("curves.png could not be drawn (%s).", error)
 
 
 def read_curves(metrics: Path) -> dict[str, tuple[list[float], list[float]]]:

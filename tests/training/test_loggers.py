@@ -12,6 +12,7 @@ from PIL import Image
 
 from imnet_pl.cli import main
 from imnet_pl.core.errors import UserError
+from imnet_pl.training import curves
 from imnet_pl.training.loggers import MetricsFile
 from imnet_pl.training.monitors import describe_speed, spread, summarise_steps
 
@@ -147,3 +148,24 @@ def test_a_data_bound_run_is_said(frac, is_bound):
         "throughput/samples_per_sec_epoch": 500.0,
     }
     assert ("data-bound" in describe_speed(epoch)) is is_bound
+
+
+def test_curves_of_short_epochs_are_drawn_less_often(
+    root, in_tmp, tiny_network, monkeypatch
+):
+    drawn = []
+    monkeypatch.setattr(curves, "draw_curves", lambda *_: drawn.append(1))
+    monkeypatch.setattr(curves.time, "thread_time", iter(range(100)).__next__)
+    assert train(root, "--trainer.max_epochs=4") == 0
+    assert len(drawn) == 2  # the first epoch, and the end
+
+
+def test_a_drawing_that_fails_is_a_notice(
+    root, in_tmp, tiny_network, monkeypatch, capsys
+):
+    def fail(*_):
+        raise ValueError("no font")
+
+    monkeypatch.setattr(curves, "draw_curves", fail)
+    assert train(root) == 0
+    assert "curves.png could not be drawn (no font)" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from lightning.pytorch import LightningDataModule
 
 from imnet_pl.core.errors import UserError, nearest_hint, some_of
 from imnet_pl.core.machine import loader_defaults, usable_cores
+from imnet_pl.core.position import position_of
 from imnet_pl.data.augment import (
     EvalTransform,
     Interpolation,
@@ -384,23 +385,12 @@ class ImageNetDataModule(LightningDataModule):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where training stands: the epoch, and how many of its pictures all devices have seen.
-
-        The position comes from Lightning's counters of processed batches, never from what the loader has
-        prepared ahead.
-        """
+        """Return where training stands: the epoch, and how many of its pictures all devices have seen."""
         assert self.trainer is not None
-        loop = self.trainer.fit_loop
-        epoch: Any = loop.epoch_progress.current
-        batches: Any = loop.epoch_loop.batch_progress.current
-        done = batches.processed
-        in_epoch = epoch.processed < epoch.started
-        is_rest = in_epoch and done < self.trainer.num_training_batches
+        position = position_of(self.trainer)
         return {
-            "epoch": epoch.processed + (in_epoch and not is_rest),
-            "num_samples": done * self.batch_size * self._world_size()
-            if is_rest
-            else 0,
+            "epoch": position.epoch,
+            "num_samples": position.batches * self.batch_size * self._world_size(),
             "seed": self.seed,
         }
 

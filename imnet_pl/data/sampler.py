@@ -32,7 +32,9 @@ class TrainSampler(Sampler[Key]):
         self.start = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
+        """Choose the epoch whose order comes next; another one starts at its first picture."""
+        if epoch != self.epoch:
+            self.start = 0
         self.epoch = epoch
 
     def order(self) -> NDArray[np.int64]:

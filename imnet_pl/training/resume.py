@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torchmetrics import Metric
 
 from imnet_pl.core.errors import UserError
+from imnet_pl.core.position import Position, position_of
 
 _COUNTERS = ("ready", "started", "processed", "completed")
 
@@ -33,18 +34,15 @@ class ExactResume(Callback):
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Add the state, as plain types and tensors that the safe loader reads."""
-        loop = checkpoint["loops"]["fit_loop"]
-        progress = loop["epoch_progress"]["current"]
-        done = loop["epoch_loop.batch_progress"]["current"]["processed"]
-        in_epoch = progress["processed"] < progress["started"]
-        is_rest = in_epoch and done < trainer.num_training_batches
-        set_progress(loop, is_rest, progress["processed"] + (in_epoch and not is_rest))
+        position = position_of(trainer)
+        is_epoch_done = position.batches >= trainer.num_training_batches
+        set_progress(checkpoint["loops"]["fit_loop"], position, is_epoch_done)
         checkpoint["imnet_pl_resume"] = {
-            "batches_done": done if is_rest else 0,
+            "batches_done": position.batches,
             "micro_batch": _micro_batch(trainer),
             "accumulate": trainer.accumulate_grad_batches,
             "random": random_states(trainer),
-            "metrics": _train_metrics(pl_module) if is_rest else {},
+            "metrics": _train_metrics(pl_module) if position.batches else {},
         }
 
     def on_load_checkpoint(
@@ -107,23 +105,29 @@ class ExactResume(Callback):
             self._is_first_step = False
 
 
-def set_progress(loop: dict[str, Any], in_epoch: bool, epoch: int) -> None:
+def set_progress(loop: dict[str, Any], position: Position, is_epoch_done: bool) -> None:
     """Rewrite a fit loop's saved counters to those between two steps.
 
     Args:
         loop: State of the fit loop in a checkpoint.
-        in_epoch: Whether steps of the epoch are still to come; else the next epoch is to start.
-        epoch: Epochs that are over.
+        position: Where the run stands.
+        is_epoch_done: Whether nothing but a validation is left of the epoch.
     """
     batches = loop["epoch_loop.batch_progress"]
-    done = batches["current"]["processed"] if in_epoch else 0
-    batches["current"].update(dict.fromkeys(_COUNTERS, done))
+    batches["current"].update(dict.fromkeys(_COUNTERS, position.batches))
     batches["total"].update(dict.fromkeys(_COUNTERS, batches["total"]["processed"]))
-    batches["is_last_batch"] = False
+    batches["is_last_batch"] = is_epoch_done
     for counters in loop["epoch_progress"].values():
-        counters.update(dict.fromkeys(_COUNTERS, epoch))
-        if in_epoch:
-            counters.update(ready=epoch + 1, started=epoch + 1)
+        counters.update(dict.fromkeys(_COUNTERS, position.epoch))
+        if position.batches:
+            counters.update(ready=position.epoch + 1, started=position.epoch + 1)
+    if position.is_validation_due:
+        # The sign by which Lightning goes back into the validation; it starts with the first batch.
+        validated = loop["epoch_loop.val_loop.batch_progress"]
+        for counters in (validated["current"], validated["total"]):
+            counters.update(dict.fromkeys(_COUNTERS, 0))
+        validated["total"].update(ready=1, started=1)
+        validated["is_last_batch"] = False
 
 
 def _micro_batch(trainer: Trainer) -> int:

@@ -17,6 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from imnet_pl.core.errors import UsageError, UserError
 from imnet_pl.data.datamodule import ImageNetDataModule
@@ -25,11 +26,14 @@ from imnet_pl.model.classifier import MIN_CLASSES_FOR_TOP5, ImageClassifier
 from imnet_pl.tools import smoke
 from imnet_pl.training import checkpointing, contract, guards, loggers, runs
 from imnet_pl.training.checkpoint_io import SafeCheckpointIO
+from imnet_pl.training.checkpointing import find_last_checkpoint, require_space
 from imnet_pl.training.curves import Curves
+from imnet_pl.training.leaving import CrashCheckpoint, GracefulStop, Leave
 from imnet_pl.training.monitors import StepTimer
 from imnet_pl.training.predictions import PredictionWriter
 from imnet_pl.training.progress import EpochLine, ProgressBar
 from imnet_pl.training.resume import ExactResume
+from imnet_pl.training.stop_request import TERMINATED
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +54,15 @@ def run(verb: str, args: list[str]) -> int:
         ImageNetCLI([verb, *args])
     except MisconfigurationException as error:
         raise UserError(" ".join(str(error).split())) from error
+    except Leave as leave:
+        if leave.status:
+            log.warning("%s", leave)
+        return leave.status
     except SystemExit as stop:  # --help and --print_config
+        if isinstance(stop.__context__, KeyboardInterrupt):  # before the first step
+            raise KeyboardInterrupt from stop
+        if isinstance(stop, SIGTERMException):
+            return TERMINATED
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     return 0
 
@@ -123,6 +135,7 @@ class ImageNetCLI(LightningCLI):
         )
         parser.add_function_arguments(checkpointing.build_checkpoints, "checkpoint")
         parser.add_function_arguments(guards.build_early_stopping, "early_stopping")
+        parser.add_function_arguments(guards.build_guards, "guard")
         parser.link_arguments(
             "data.num_classes", "model.num_classes", apply_on="instantiate"
         )
@@ -305,6 +318,8 @@ class ImageNetCLI(LightningCLI):
         timer = StepTimer()
         own: list[Callback] = [timer, EpochLine(timer), guards.FinalValidation()]
         own += [ExactResume(config.allow_changed_data), loggers.LogHistory(), Curves()]
+        own += [GracefulStop(), CrashCheckpoint()]
+        own += guards.build_guards(**config.guard)
         if stopping := guards.build_early_stopping(**config.early_stopping):
             own.append(stopping)
         if config.trainer.enable_checkpointing is not False:
@@ -342,6 +357,18 @@ class ImageNetCLI(LightningCLI):
         arch, num_classes = self.model.hparams["arch"], self.model.num_classes
         log.info("%s: %.1f M parameters, %d classes.", arch, millions, num_classes)
         guards.warn_if_gpu_unused()
+        self._require_space()
+
+    def _require_space(self) -> None:
+        config, folder = self.config_init["fit"], self.trainer.log_dir
+        if find_last_checkpoint(self.trainer) is None or folder is None:
+            return
+        require_space(
+            self.model,
+            Path(folder),
+            config.checkpoint.keep,
+            self.trainer.max_epochs,
+        )
 
     def after_fit(self) -> None:
         """Say where the best checkpoint is."""

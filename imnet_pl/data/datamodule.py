@@ -57,6 +57,7 @@ class ImageNetDataModule(LightningDataModule):
         num_workers: Worker processes of a loader; 0: decode in the training process; default by cores.
         num_threads: Decoding threads in each worker; default by cores.
         prefetch_factor: Batches that each worker prepares ahead.
+        stall_sec: Seconds without a batch from the workers after which the run ends, its state saved.
         seed: Seed of order and augmentation; default: ``seed_everything`` on the command line, else 0.
         predict_input: What ``predict`` reads: a folder, picture or list file, or the split train, val or test.
     """
@@ -81,6 +82,7 @@ class ImageNetDataModule(LightningDataModule):
         num_workers: int | None = None,
         num_threads: int | None = None,
         prefetch_factor: int = 2,
+        stall_sec: float = 600,
         seed: int | None = None,
         predict_input: str | None = None,
     ) -> None:
@@ -106,6 +108,7 @@ class ImageNetDataModule(LightningDataModule):
         )
         self.drop_last, self.prefetch_factor = drop_last, prefetch_factor
         self.num_workers, self.num_threads = num_workers, num_threads
+        self.stall_sec = stall_sec
         self.seed = seed or 0
         self._given_classes = classes
         self._classes: tuple[str, ...] | None = None
@@ -133,7 +136,7 @@ class ImageNetDataModule(LightningDataModule):
             "eval_batch_size": 1,
             "prefetch_factor": 1,
         }
-        least |= {"image_size": 2, "num_threads": 1, "num_workers": 0}
+        least |= {"image_size": 2, "num_threads": 1, "num_workers": 0, "stall_sec": 1}
         for name, bound in least.items():
             value = getattr(self, name)
             if value is not None and value < bound:
@@ -353,6 +356,7 @@ class ImageNetDataModule(LightningDataModule):
             num_workers=num_workers,
             prefetch_factor=self.prefetch_factor,
             pin_memory=self._on_cuda(),
+            stall_sec=self.stall_sec,
         )
 
     def _workers_and_threads(self) -> tuple[int, int]:

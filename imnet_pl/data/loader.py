@@ -1,8 +1,10 @@
 """Worker processes and the ring of shared slots: requests in, batches out."""
 
 import signal
+import sys
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
@@ -11,9 +13,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import DataLoader
 
-from imnet_pl.core.errors import UserError
+from imnet_pl.core.errors import UserError, some_of
 from imnet_pl.data.dataset import FREE, ImageDataset, MadeBatch, Request
 from imnet_pl.data.keys import Key
+
+_SECONDS_TO_SAVE = 30
 
 
 class Batch(NamedTuple):
@@ -46,16 +50,23 @@ class Requests:
     def __init__(self, sampler: KeySampler, batch_size: int, drop_last: bool) -> None:
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
         self.generation = 0
+        self.open: deque[Request] = deque()
 
     def __iter__(self) -> Iterator[Request]:
+        self.open.clear()
         keys = []
         for key in self.sampler:
             keys.append(key)
             if len(keys) == self.batch_size:
-                yield Request(self.generation, keys)
+                yield self._request(keys)
                 keys = []
         if keys and not self.drop_last:
-            yield Request(self.generation, keys)
+            yield self._request(keys)
+
+    def _request(self, keys: list[Key]) -> Request:
+        """Return a request, which stays in ``open`` until its batch has come."""
+        self.open.append(Request(self.generation, keys))
+        return self.open[-1]
 
     def __len__(self) -> int:
         full, rest = divmod(len(self.sampler), self.batch_size)
@@ -76,6 +87,7 @@ class BatchLoader:
         num_workers: Worker processes; 0 makes the batches in this process.
         prefetch_factor: Batches that each worker prepares ahead.
         pin_memory: Copy batches to page-locked memory, for CUDA.
+        stall_sec: Seconds after which a batch that does not come from a worker is an error.
     """
 
     def __init__(
@@ -87,7 +99,9 @@ class BatchLoader:
         num_workers: int,
         prefetch_factor: int,
         pin_memory: bool,
+        stall_sec: float = 600,
     ) -> None:
+        self.stall_sec = stall_sec
         self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
         self.num_workers, self.pin_memory = num_workers, pin_memory
         self.batch_sampler = Requests(sampler, batch_size, drop_last)
@@ -105,6 +119,7 @@ class BatchLoader:
                 persistent_workers=True,
                 prefetch_factor=prefetch_factor,
                 pin_memory=pin_memory,
+                timeout=stall_sec,
                 generator=torch.Generator(),
             )
             # At the interpreter's end too: workers that are killed there leave folders of sockets behind.
@@ -122,7 +137,13 @@ class BatchLoader:
         batches = self._batches()
         while True:
             start = time.perf_counter()
-            batch = next(batches, None)
+            try:
+                batch = next(batches, None)
+            except RuntimeError as error:
+                if "timed out" not in str(error):
+                    raise
+                self._kill_workers()
+                raise UserError(self._describe_stall()) from error
             self.last_wait_sec = time.perf_counter() - start
             if batch is None:
                 return
@@ -146,6 +167,7 @@ class BatchLoader:
 
     def _receive(self, made: MadeBatch) -> Batch:
         """Turn a message into a batch, and watch the memory of its slot."""
+        self.batch_sampler.open.popleft()
         if made.error is not None or made.images is None:
             raise UserError(made.error or "a batch without pictures")
         if made.slot is not None:
@@ -157,6 +179,23 @@ class BatchLoader:
                 self._in_use[made.slot] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         small = (torch.from_numpy(a) for a in (made.targets, made.indices, made.status))
         return Batch(made.images, *small)
+
+    def _kill_workers(self) -> None:
+        """End workers that do not answer: at the interpreter's end they would be waited for."""
+        assert self._loader is not None
+        workers = list(self._loader._iterator._workers)  # type: ignore[union-attr]
+        _end_workers(self._loader)
+        for worker in workers:
+            worker.kill()
+
+    def _describe_stall(self) -> str:
+        keys = self.batch_sampler.open[0].keys
+        paths = [self.dataset.index.path(index) for _, index, _ in keys]
+        return (
+            f"the loader has delivered nothing for {self.stall_sec:g} s (data.stall_sec); it waits for a batch of "
+            f"{len(paths)} pictures ({some_of(paths, 3)}). A network drive that hangs, a full disk queue or too "
+            "little memory are the usual causes; a larger data.stall_sec waits longer."
+        )
 
     def _free_unused(self) -> None:
         for slot in [
@@ -198,6 +237,15 @@ def _unchanged(made: MadeBatch) -> MadeBatch:
 
 def _init_worker(worker: int) -> None:  # noqa: ARG001
     torch.set_num_threads(1)
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C is for the main process, which ends the workers
+    # Ctrl-C is for the main process, which ends the workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform != "win32":
+        signal.signal(signal.SIGTERM, _end_soon)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+
+def _end_soon(number: int, frame: object) -> None:  # noqa: ARG001
+    """Live on while the main process, which got the same signal from SLURM or systemd, saves the run."""
+    if sys.platform != "win32":
+        signal.alarm(_SECONDS_TO_SAVE)

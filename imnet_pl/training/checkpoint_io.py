@@ -43,6 +43,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
                 os.fsync(file.fileno())
             verify_archive(partial)
             replace_file(partial, target)
+            warn_if_nearly_full(target)
         # RuntimeError: what torch raises when the disk is full
         except (OSError, RuntimeError, zipfile.BadZipFile) as error:
             self.failure = f"{str(target)!r} could not be written ({error})"
@@ -71,6 +72,16 @@ def require_space(target: Path) -> None:
     if free < needed:
         raise OSError(
             f"{needed / 2**20:.0f} MiB are needed, {free / 2**20:.0f} MiB are free"
+        )
+
+
+def warn_if_nearly_full(target: Path) -> None:
+    """Warn where the next checkpoint will not fit beside the one that is there."""
+    try:
+        require_space(target)
+    except OSError as error:
+        log.warning(
+            "the disk of %s is nearly full: for the next checkpoint %s.", target, error
         )
 
 

@@ -1,18 +1,23 @@
 """best.ckpt, last.ckpt and the epochs that are kept: when they are written, and how."""
 
 import logging
+import shutil
 import time
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.core.files import copy_file
-from imnet_pl.training.guards import Score
 
 log = logging.getLogger(__name__)
+
+CRASH_NAME = "crash.ckpt"
+
+Score = Literal["val/loss", "val/top1", "val/top5", "train/loss_epoch"]
 
 
 class ExactCheckpoint(ModelCheckpoint):
@@ -48,7 +53,7 @@ class ExactCheckpoint(ModelCheckpoint):
         if batch_idx % trainer.accumulate_grad_batches or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         is_due = time.monotonic() - self._last_save_sec >= 60 * self.every_minutes
-        if trainer.strategy.broadcast(is_due):
+        if trainer.strategy.broadcast(is_due) and is_sound(trainer):
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def on_train_batch_end(self, *args: Any, **kwargs: Any) -> None:
@@ -61,6 +66,9 @@ class ExactCheckpoint(ModelCheckpoint):
             return
         if not self._should_skip_saving_checkpoint(trainer):
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+
+    def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
+        return super()._should_skip_saving_checkpoint(trainer) or not is_sound(trainer)
 
     def _should_save_on_train_epoch_end(self, trainer: Trainer) -> bool:
         return self.monitor is None or self.monitor in trainer.callback_metrics
@@ -95,10 +103,10 @@ class ExactCheckpoint(ModelCheckpoint):
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         super()._save_checkpoint(trainer, filepath)
         self._last_save_sec = time.monotonic()
-        self._check_saved(trainer)
+        self._check_saved(trainer, trainer.should_stop or trainer.fit_loop.done)
 
-    def _check_saved(self, trainer: Trainer) -> None:
-        """Warn of a failed save; at the end of the run it is an error, on all ranks.
+    def _check_saved(self, trainer: Trainer, is_last: bool) -> None:
+        """Warn of a failed save; of the run's last one it is an error, on all ranks.
 
         Raises:
             UserError: The run's last checkpoint could not be written.
@@ -107,7 +115,7 @@ class ExactCheckpoint(ModelCheckpoint):
         failure = trainer.strategy.broadcast(failure)
         if failure is None:
             return
-        if trainer.should_stop or trainer.fit_loop.done:
+        if is_last:
             raise UserError(f"the last checkpoint is lost: {failure}.")
         log.warning("no checkpoint this time, training goes on: %s.", failure)
 
@@ -124,10 +132,45 @@ class LastCheckpoint(ExactCheckpoint):
         super().__init__(every_minutes, filename="last")
         self.keep = keep
 
+    @property
+    def path(self) -> Path:
+        """Where ``last.ckpt`` is, or will be."""
+        return Path(str(self.dirpath)) / "last.ckpt"
+
+    def save_now(self, trainer: Trainer) -> Path:
+        """Write ``last.ckpt`` before the run is left, between two steps; all ranks call it.
+
+        Raises:
+            UserError: It can not be written, or the weights are not finite.
+        """
+        if not is_sound(trainer):
+            raise UserError(
+                f"nothing was saved: weights are not finite{self._describe_last()}."
+            )
+        trainer.save_checkpoint(self.path)
+        self._check_saved(trainer, is_last=True)
+        return self.path
+
+    def save_beside(self, trainer: Trainer, name: str) -> Path | None:
+        """Write the state of a run on one device as another file; None, said, where that fails."""
+        if not is_sound(trainer):
+            return None
+        path = self.path.with_name(name)
+        trainer.save_checkpoint(path)
+        failure = getattr(trainer.strategy.checkpoint_io, "failure", None)
+        if failure is not None:
+            log.error("%s.", failure)
+        return None if failure is not None else path
+
+    def _describe_last(self) -> str:
+        return f"; the last good checkpoint is {str(self.path)!r}" * self.path.is_file()
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Save, copy, and remove copies that are too many."""
         super().on_train_epoch_end(trainer, pl_module)
-        last = Path(str(self.dirpath)) / "last.ckpt"
+        last = self.path
+        if trainer.is_global_zero and last.is_file():  # it stands further
+            last.with_name(CRASH_NAME).unlink(missing_ok=True)
         if self.keep == 0 or not trainer.is_global_zero or not last.is_file():
             return
         copy = last.with_name(f"epoch_{trainer.current_epoch + 1:03d}.ckpt")
@@ -139,6 +182,57 @@ class LastCheckpoint(ExactCheckpoint):
         if self.keep != "all":
             for old in sorted(last.parent.glob("epoch_*.ckpt"))[: -int(self.keep)]:
                 old.unlink(missing_ok=True)
+
+
+def find_last_checkpoint(trainer: Trainer) -> LastCheckpoint | None:
+    """Return what writes ``last.ckpt``; None where the run writes no checkpoints."""
+    found = (c for c in trainer.checkpoint_callbacks if isinstance(c, LastCheckpoint))
+    return next(found, None)
+
+
+def is_sound(trainer: Trainer) -> bool:
+    """Tell whether all weights and buffers are finite; says so where they are not."""
+    values = [v.detach() for v in trainer.lightning_module.state_dict().values()]
+    finite = [v.isfinite().all() for v in values if v.is_floating_point()]
+    is_finite = not finite or bool(torch.stack(finite).all())
+    is_finite = trainer.strategy.broadcast(is_finite)
+    if not is_finite:
+        log.warning("no checkpoint this time: weights are not finite.")
+    return is_finite
+
+
+def require_space(
+    pl_module: LightningModule, folder: Path, keep: int | str, max_epochs: int | None
+) -> None:
+    """Say what the checkpoints of a run will take, and raise where that is more than there is.
+
+    Args:
+        pl_module: The model; its weights and as much for the optimiser are what a checkpoint holds.
+        folder: Run folder, or the nearest one above that exists.
+        keep: As of ``build_checkpoints``.
+        max_epochs: Epochs of the run, for ``keep=all``; None: unknown.
+
+    Raises:
+        UserError: They do not fit on the disk.
+    """
+    size = 2 * sum(p.numel() * p.element_size() for p in pl_module.parameters())
+    epochs = (max_epochs or 1) if keep == "all" else int(keep)
+    there = folder
+    while not there.exists():
+        there = there.parent
+    earlier = (folder / "checkpoints").glob("*.ckpt")
+    have = sum(file.stat().st_size for file in earlier)
+    # best, last, and one that is being written
+    needed, free = (epochs + 3) * size, shutil.disk_usage(there).free
+    log.info(
+        "checkpoints: best, last and %s epochs, %.0f MB each, %.1f GB in all; %.1f GB are free.",
+        *(keep, size / 1e6, needed / 1e9, free / 1e9),
+    )
+    if free + have < needed:
+        raise UserError(
+            f"the checkpoints need {needed / 1e9:.1f} GB and {str(there)!r} has {free / 1e9:.1f} GB free; make room, "
+            f"choose another disk with --trainer.default_root_dir DIR, or keep fewer than checkpoint.keep={keep}."
+        )
 
 
 def build_checkpoints(

@@ -7,9 +7,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
 
-log = logging.getLogger(__name__)
+from imnet_pl.core.errors import UserError
+from imnet_pl.training.checkpointing import Score
+from imnet_pl.training.nonfinite import NonFiniteLoss
 
-Score = Literal["val/loss", "val/top1", "val/top5", "train/loss_epoch"]
+log = logging.getLogger(__name__)
 
 
 class ExactEarlyStopping(EarlyStopping):
@@ -39,6 +41,24 @@ def build_early_stopping(
     return ExactEarlyStopping(
         monitor=monitor, mode=mode, min_delta=min_delta, patience=patience, verbose=True
     )
+
+
+def build_guards(nonfinite_steps: int | None = 5) -> list[Callback]:
+    """Return what ends a run that has gone wrong.
+
+    Args:
+        nonfinite_steps: End after so many steps in a row with a loss that is NaN or infinite; null: never.
+
+    Raises:
+        UserError: A value can not work.
+    """
+    if nonfinite_steps is None:
+        return []
+    if nonfinite_steps < 1:
+        raise UserError(
+            f"guard.nonfinite_steps={nonfinite_steps} must be 1 or more, or null for never."
+        )
+    return [NonFiniteLoss(nonfinite_steps)]
 
 
 class FinalValidation(Callback):

@@ -39,21 +39,28 @@ class Curves(Callback):
     """
 
     def __init__(self) -> None:
+        self._folder: Path | None = None
         self._thread: threading.Thread | None = None
         self._cost_sec = 0.0
         self._drawn_at = -math.inf
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note the run folder, which all ranks must ask for together."""
+        folder = trainer.log_dir
+        if trainer.is_global_zero and folder is not None:
+            self._folder = Path(folder)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw, unless the last drawing is still under way or was a moment ago."""
         is_drawing = self._thread is not None and self._thread.is_alive()
         since_sec = time.perf_counter() - self._drawn_at
         if not is_drawing and since_sec >= self._cost_sec / MAX_SHARE:
-            self._start(trainer)
+            self._start()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the whole run, and wait for it."""
         self._wait()
-        self._start(trainer)
+        self._start()
         self._wait()
 
     def on_exception(
@@ -62,13 +69,10 @@ class Curves(Callback):
         """Let a drawing end."""
         self._wait()
 
-    def _start(self, trainer: Trainer) -> None:
-        if not trainer.is_global_zero or not trainer.log_dir:
-            return
-        folder = Path(trainer.log_dir)
-        if (folder / "metrics.csv").is_file():
+    def _start(self) -> None:
+        if self._folder is not None and (self._folder / "metrics.csv").is_file():
             self._thread = threading.Thread(
-                target=self._draw, args=(folder,), name="curves", daemon=True
+                target=self._draw, args=(self._folder,), name="curves", daemon=True
             )
             self._thread.start()
 

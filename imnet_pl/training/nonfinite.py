@@ -106,9 +106,10 @@ class NonFiniteLoss(Callback):
 
     def _write(self, trainer: Trainer, report: dict[str, Any]) -> str:
         """Write the report and return where it is, in words."""
-        if trainer.log_dir is None or not trainer.is_global_zero:
+        folder = trainer.log_dir  # all ranks ask for it together
+        if folder is None or not trainer.is_global_zero:
             return ""
-        path = Path(trainer.log_dir) / REPORT_NAME
+        path = Path(folder) / REPORT_NAME
         try:
             path.write_text(json.dumps(report, indent=1), encoding="utf-8")
         except OSError as error:

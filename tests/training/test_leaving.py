@@ -3,9 +3,15 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
+import time
+from pathlib import Path
 
+import psutil
 import pytest
+from conftest import REPO, fit_args
 from test_resume import RUN, assert_same_run, network, train  # noqa: F401
 
 from imnet_pl.cli import main
@@ -13,6 +19,7 @@ from imnet_pl.core.errors import UserError
 from imnet_pl.data.dataset import ImageDataset
 from imnet_pl.model.classifier import ImageClassifier
 from imnet_pl.training import stop_request
+from imnet_pl.training.contract import read_contract
 from imnet_pl.training.stop_request import StopRequest
 
 CTRL_CLOSE_EVENT = 2
@@ -232,3 +239,66 @@ def test_a_picture_that_is_gone_in_training_costs_no_step(
     assert "error: gone" in said
     assert main(["fit", "--resume"]) == 0
     assert_same_run(in_tmp / "whole", in_tmp / "parts")
+
+
+def launch(root, *more, devices=2):
+    """Start the program as a user does, in the current folder."""
+    args = fit_args(
+        root,
+        "--model.arch=resnet18",
+        "--model.warmup_epochs=1",
+        "--data.batch_size=2",
+        "--trainer.max_epochs=8",
+        "--trainer.log_every_n_steps=1",
+        "--checkpoint.every_minutes=null",
+        f"--trainer.devices={devices}",
+        "--trainer.strategy=ddp",
+        *more,
+    )
+    command = [sys.executable, str(REPO / "cli.py"), *args]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_rows(count):
+    file = Path(RUN) / "metrics.csv"
+    deadline = time.monotonic() + 120
+    while not file.exists() or len(file.read_text().splitlines()) <= count:
+        assert time.monotonic() < deadline, "the run does not start"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_sigterm_to_one_of_two_ranks(root, in_tmp, monkeypatch):
+    (in_tmp / "whole").mkdir()
+    monkeypatch.chdir(in_tmp / "whole")
+    whole = launch(root)
+    whole.communicate(timeout=300)
+    assert whole.returncode == 0
+    for rank in (0, 1):
+        (in_tmp / f"parts{rank}").mkdir()
+        monkeypatch.chdir(in_tmp / f"parts{rank}")
+        end_one_rank(root, rank)
+        resumed = launch(root, "--resume")
+        resumed.communicate(timeout=300)
+        assert resumed.returncode == 0
+        assert_same_run(in_tmp / "whole", in_tmp / f"parts{rank}")
+
+
+def end_one_rank(root, rank):
+    parts = launch(root)
+    wait_for_rows(6)
+    ranks = [psutil.Process(parts.pid)]
+    ranks += [c for c in ranks[0].children() if "cli.py" in " ".join(c.cmdline())]
+    assert len(ranks) == 2
+    start = time.monotonic()
+    ranks[rank].send_signal(signal.SIGTERM)
+    _, said = parts.communicate(timeout=60)
+    _, alive = psutil.wait_procs(ranks, timeout=30)
+    assert not alive
+    assert time.monotonic() - start < 30
+    assert parts.returncode == 143, said
+    assert said.count("To go on:") == 1
+    files = sorted(p.name for p in (Path(RUN) / "checkpoints").iterdir())
+    assert [f for f in files if not f.startswith(("best", "epoch_"))] == ["last.ckpt"]
+    progress = read_contract(f"{RUN}/checkpoints/last.ckpt")["progress"]
+    assert progress["steps"] < 48

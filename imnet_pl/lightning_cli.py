@@ -2,37 +2,34 @@
 
 import inspect
 import logging
-import os
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from jsonargparse import Namespace
-from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
+from imnet_pl import run_parts
+from imnet_pl.arguments import (
+    YamlFile,
+    add_fit_arguments,
+    add_predict_arguments,
+    check_has_model,
+    check_predict,
+    value_of,
+)
 from imnet_pl.core.errors import UsageError, UserError
 from imnet_pl.data.datamodule import ImageNetDataModule
 from imnet_pl.messages import configure_logging, explain_parse_error
 from imnet_pl.model.classifier import MIN_CLASSES_FOR_TOP5, ImageClassifier
 from imnet_pl.tools import smoke
-from imnet_pl.training import checkpointing, contract, guards, loggers, runs
-from imnet_pl.training.checkpoint_io import SafeCheckpointIO
+from imnet_pl.training import checkpointing, contract, guards, runs
 from imnet_pl.training.checkpointing import find_last_checkpoint, require_space
-from imnet_pl.training.curves import Curves
-from imnet_pl.training.leaving import CrashCheckpoint, GracefulStop, Leave
-from imnet_pl.training.monitors import StepTimer
+from imnet_pl.training.leaving import Leave
 from imnet_pl.training.predictions import PredictionWriter
-from imnet_pl.training.progress import EpochLine, ProgressBar
-from imnet_pl.training.resume import ExactResume
 from imnet_pl.training.stop_request import TERMINATED
 
 log = logging.getLogger(__name__)
@@ -147,9 +144,9 @@ class ImageNetCLI(LightningCLI):
         """Add the arguments of one verb alone."""
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "predict":
-            _add_predict_arguments(parser)
+            add_predict_arguments(parser)
         if subcommand == "fit":
-            _add_fit_arguments(parser)
+            add_fit_arguments(parser)
         self._argument_names.update(parser.get_defaults().keys())
         return parser
 
@@ -165,7 +162,7 @@ class ImageNetCLI(LightningCLI):
                 config = _evaluation_config(self._contract)
             else:
                 config = contract.config_of_run(self._contract)
-            with _yaml_file(config) as file:
+            with YamlFile(config) as file:
                 self.config = parser.parse_args([args[0], "--config", file, *args[1:]])
             self.config[args[0]].ckpt_path = self._ckpt_path
         except UnicodeDecodeError as error:
@@ -191,9 +188,9 @@ class ImageNetCLI(LightningCLI):
                 else None
             )
         else:
-            given, is_resume = _value_of(args, "--ckpt_path"), False
-            root = _value_of(args, "--trainer.default_root_dir")
-            name = _value_of(args, "--name")
+            given, is_resume = value_of(args, "--ckpt_path"), False
+            root = value_of(args, "--trainer.default_root_dir")
+            name = value_of(args, "--name")
         folder = Path(root or runs.DEFAULT_ROOT)
         found: Path | None = None
         if given is not None:
@@ -219,9 +216,9 @@ class ImageNetCLI(LightningCLI):
                 )
         if verb == "predict":
             config.data.predict_input = config.input or config.data.predict_input
-            _check_predict(config.data.predict_input, config.ckpt_path)
+            check_predict(config.data.predict_input, config.ckpt_path)
         if self._contract is None and verb in EVALUATING_VERBS:
-            _check_has_model(verb, config.ckpt_path, config.model.weights)
+            check_has_model(verb, config.ckpt_path, config.model.weights)
         if verb == "fit":
             self._prepare_fit(config)
         if config.trainer.deterministic:
@@ -261,7 +258,8 @@ class ImageNetCLI(LightningCLI):
             self.config["fit"].model.weights = (
                 self.config["fit"].model.weights or self._initial_weights
             )
-        config = self.config_init[self.config_init["subcommand"]]
+        verb = self.config_init["subcommand"]
+        config = self.config_init[verb]
         given = config.trainer.callbacks or []
         given = list(given) if isinstance(given, list) else [given]
         if self.subcommand == "predict":
@@ -270,61 +268,16 @@ class ImageNetCLI(LightningCLI):
             # Lightning refuses a config's value beside barebones.
             kwargs["log_every_n_steps"] = None
         else:
-            # The bar comes last: when it has closed, Lightning prints nothing any more.
-            given += self._own_callbacks()
-            kwargs |= self._logger_and_bar(given)
-            kwargs["plugins"] = _with_safe_io(config.trainer.plugins)
+            kwargs |= run_parts.build(config, verb, given, self._continued())
         try:
             return super().instantiate_trainer(callbacks=given, **kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise UserError(f"trainer: {' '.join(str(error).split())}") from error
 
-    def _logger_and_bar(self, callbacks: list[Callback]) -> dict[str, Any]:
-        """Return the trainer's arguments for logger and progress bar, and add the bar."""
-        trainer = self.config_init[self.config_init["subcommand"]].trainer
-        chosen: dict[str, Any] = {}
-        if self.subcommand in EVALUATING_VERBS:
-            chosen["enable_checkpointing"] = False
-            if trainer.logger in (None, True):
-                chosen["logger"] = False
-        elif trainer.logger in (None, True):
-            chosen["logger"] = self._build_loggers(trainer.default_root_dir)
-        if not any(
-            isinstance(callback, LightningProgressBar) for callback in callbacks
-        ):
-            wanted = trainer.enable_progress_bar is not False and sys.stdout.isatty()
-            callbacks += [ProgressBar()] if wanted else []
-            chosen["enable_progress_bar"] = wanted
-        return chosen
-
-    def _build_loggers(self, root: str | None) -> list[Logger]:
-        """Return the loggers of a new run folder, or of the one that is continued."""
-        if self._run_dir is None:
-            folder, name = Path(root or runs.DEFAULT_ROOT), self.config_init["fit"].name
-            return loggers.build_loggers(folder, name)
-        assert self._contract is not None
-        return loggers.build_loggers(
-            self._run_dir.parent,
-            "",
-            version=self._run_dir.name,
-            first_step=self._contract["progress"]["steps"],
-        )
-
-    def _own_callbacks(self) -> list[Callback]:
-        config = self.config_init[self.config_init["subcommand"]]
-        if self.subcommand in EVALUATING_VERBS:
-            return [EpochLine()]
-        # The timer writes the row of an epoch that the others read.
-        timer = StepTimer()
-        own: list[Callback] = [timer, EpochLine(timer), guards.FinalValidation()]
-        own += [ExactResume(config.allow_changed_data), loggers.LogHistory(), Curves()]
-        own += [GracefulStop(), CrashCheckpoint()]
-        own += guards.build_guards(**config.guard)
-        if stopping := guards.build_early_stopping(**config.early_stopping):
-            own.append(stopping)
-        if config.trainer.enable_checkpointing is not False:
-            own += checkpointing.build_checkpoints(**config.checkpoint)
-        return own
+    def _continued(self) -> run_parts.Continued | None:
+        if self._run_dir is None or self._contract is None:
+            return None
+        return run_parts.Continued(self._run_dir, self._contract["progress"]["steps"])
 
     def _check_checkpoint(self) -> None:
         if self._contract is not None:
@@ -403,67 +356,6 @@ class ImageNetCLI(LightningCLI):
         self.trainer.predict(return_predictions=False, **kwargs)
 
 
-def _add_predict_arguments(parser: LightningArgumentParser) -> None:
-    """Add what says which pictures are predicted, and where the table goes."""
-    parser.add_argument(
-        "--input",
-        type=str,
-        help="Overrides data.predict_input: a folder, a picture, a list file, or the split train, val or test.",
-    )
-    parser.add_argument(
-        "--output", type=str, default="predictions.csv", help="The CSV file to write."
-    )
-    parser.add_argument("--top_k", type=int, default=5, help="Classes in a row.")
-
-
-def _check_predict(predict_input: str | None, ckpt_path: str | None) -> None:
-    """Raise unless both are given."""
-    if predict_input is None:
-        raise UsageError(
-            "predict needs --input PATH: a folder, a picture, a list file, or the split train, val or test."
-        )
-    if ckpt_path is None:
-        raise UsageError("predict needs --ckpt_path FILE, the checkpoint of a run.")
-
-
-def _add_fit_arguments(parser: LightningArgumentParser) -> None:
-    parser.add_argument(
-        "--resume",
-        action="store_true",
-        help="Go on from the newest readable checkpoint of the run; start it where there is none.",
-    )
-    parser.add_argument(
-        "--smoke",
-        action="store_true",
-        help="Try the whole chain on ten pictures a class in a temporary folder, and print a checklist.",
-    )
-    parser.add_argument(
-        "--allow_changed_data",
-        type=bool,
-        default=False,
-        help="Resume although the data set is another one than the checkpoint's.",
-    )
-
-
-def _with_safe_io(plugins: Any) -> list[Any]:
-    """Return a user's plugins, and the safe writer of checkpoints unless one of them writes them."""
-    given = plugins if isinstance(plugins, list) else [plugins] if plugins else []
-    has_io = any(isinstance(plugin, CheckpointIO) for plugin in given)
-    return given if has_io else [*given, SafeCheckpointIO()]
-
-
-def _check_has_model(verb: str, ckpt_path: str | None, weights: str | None) -> None:
-    """Raise unless there is something to evaluate without a checkpoint on the command line."""
-    if ckpt_path is not None:
-        raise UsageError(
-            f"ckpt_path={ckpt_path!r} stands in a config: {verb} needs it on the command line, as --ckpt_path FILE."
-        )
-    if weights is None:
-        raise UserError(
-            f"{verb} needs --ckpt_path FILE, or --model.weights for a model without a checkpoint."
-        )
-
-
 def _evaluation_config(there: dict[str, Any]) -> dict[str, Any]:
     """Return the config that a checkpoint brings to its evaluation."""
     known = {
@@ -471,29 +363,3 @@ def _evaluation_config(there: dict[str, Any]) -> dict[str, Any]:
         for group, cls in (("model", ImageClassifier), ("data", ImageNetDataModule))
     }
     return contract.config_of_contract(there, known)
-
-
-class _yaml_file:
-    """Context manager: the path of a temporary YAML file with a config."""
-
-    def __init__(self, config: dict[str, Any]) -> None:
-        self.config = config
-
-    def __enter__(self) -> str:
-        descriptor, self.path = tempfile.mkstemp(suffix=".yaml", prefix="imnet_pl-")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            yaml.safe_dump(self.config, file, allow_unicode=True)
-        return self.path
-
-    def __exit__(self, *exception: object) -> None:
-        Path(self.path).unlink()
-
-
-def _value_of(args: list[str], flag: str) -> str | None:
-    """Return the value of a flag on the command line, given as ``flag value`` or ``flag=value``."""
-    for i, arg in enumerate(args):
-        if arg.startswith(f"{flag}="):
-            return arg.partition("=")[2]
-        if arg == flag and i + 1 < len(args):
-            return args[i + 1]
-    return None

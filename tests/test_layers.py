@@ -23,6 +23,8 @@ ROOMS = {
         "cli",
         "lightning_cli",
         "messages",
+        "arguments",
+        "run_parts",
     },
 }
 CORE_MAY_USE = {*sys.stdlib_module_names, "numpy", "psutil", "platformdirs", "imnet_pl"}

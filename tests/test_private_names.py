@@ -39,8 +39,14 @@ def test_lightning_checkpoints_and_loops():
     trainer = Trainer(logger=False, accelerator="cpu", enable_progress_bar=False)
     assert trainer.fit_loop._should_accumulate() is False
     assert trainer.fit_loop.epoch_loop._batches_that_stepped == 0
+    assert callable(trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor)
+    assert trainer.fit_loop.epoch_loop.val_loop.max_batches == []
     state = trainer.fit_loop.state_dict()
-    assert {"epoch_progress", "epoch_loop.batch_progress"} <= set(state)
+    assert {
+        "epoch_progress",
+        "epoch_loop.batch_progress",
+        "epoch_loop.val_loop.batch_progress",
+    } <= set(state)
 
 
 def test_torchmetrics():
@@ -87,7 +93,11 @@ def test_the_list_is_complete():
         "_upsample_bicubic2d_aa",
         "_replace",
         "_save_checkpoint",
+        "_should_skip_saving_checkpoint",
         "_should_accumulate",
+        "_broadcast_sigterm_tensor",
+        "_workers",
+        "_exit",
         "_batches_that_stepped",
         "_defaults",
         "_update_count",

@@ -103,9 +103,9 @@ class ExactCheckpoint(ModelCheckpoint):
     def _save_checkpoint(self, trainer: Trainer, filepath: str) -> None:
         super()._save_checkpoint(trainer, filepath)
         self._last_save_sec = time.monotonic()
-        self._check_saved(trainer, trainer.should_stop or trainer.fit_loop.done)
+        self._check_saved(trainer)
 
-    def _check_saved(self, trainer: Trainer, is_last: bool) -> None:
+    def _check_saved(self, trainer: Trainer, is_last: bool = False) -> None:
         """Warn of a failed save; of the run's last one it is an error, on all ranks.
 
         Raises:
@@ -115,7 +115,8 @@ class ExactCheckpoint(ModelCheckpoint):
         failure = trainer.strategy.broadcast(failure)
         if failure is None:
             return
-        if is_last:
+        # The property "done" has effects of its own: it is asked for here alone.
+        if is_last or trainer.should_stop or trainer.fit_loop.done:
             raise UserError(f"the last checkpoint is lost: {failure}.")
         log.warning("no checkpoint this time, training goes on: %s.", failure)
 
@@ -180,8 +181,14 @@ class LastCheckpoint(ExactCheckpoint):
             log.warning("%s could not be written (%s).", copy, error)
             return
         if self.keep != "all":
-            for old in sorted(last.parent.glob("epoch_*.ckpt"))[: -int(self.keep)]:
+            for old in list_epochs(last.parent)[: -int(self.keep)]:
                 old.unlink(missing_ok=True)
+
+
+def list_epochs(folder: Path) -> list[Path]:
+    """Return the ``epoch_NNN.ckpt`` of a folder, oldest first; beyond 999 they have more digits."""
+    found = folder.glob("epoch_*.ckpt")
+    return sorted(found, key=lambda file: (len(file.name), file.name))
 
 
 def find_last_checkpoint(trainer: Trainer) -> LastCheckpoint | None:

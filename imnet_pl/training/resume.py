@@ -1,6 +1,7 @@
 """Going on exactly where a checkpoint stands: bitwise as without the stop (CPU, fixed seed)."""
 
 import random
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from torchmetrics import Metric
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.core.position import Position, position_of
+from imnet_pl.training.checkpointing import list_epochs
 
 _COUNTERS = ("ready", "started", "processed", "completed")
 
@@ -70,7 +72,7 @@ class ExactResume(Callback):
             raise UserError(
                 f"the checkpoint stands within epoch {checkpoint['epoch'] + 1} of a run with {there} pictures a "
                 f"step, here they are {here} (data.batch_size x devices x accumulation); give the same, or start "
-                "from a checkpoint at the end of an epoch (epoch_NNN.ckpt)."
+                f"from a checkpoint at the end of an epoch{_newest_epoch(trainer)}."
             )
         loop = checkpoint["loops"]["fit_loop"]
         counters = loop["epoch_loop.batch_progress"]["current"]
@@ -103,6 +105,16 @@ class ExactResume(Callback):
         if self._is_first_step:
             trainer.fit_loop.epoch_loop._batches_that_stepped = trainer.global_step
             self._is_first_step = False
+
+
+def _newest_epoch(trainer: Trainer) -> str:
+    """Return the newest ``epoch_NNN.ckpt`` beside the checkpoint that is loaded, in words."""
+    beside = list_epochs(Path(str(trainer.ckpt_path)).parent)
+    return (
+        f": --ckpt_path {beside[-1]}"
+        if beside
+        else ", of which there is none beside it"
+    )
 
 
 def set_progress(loop: dict[str, Any], position: Position, is_epoch_done: bool) -> None:

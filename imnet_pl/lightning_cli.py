@@ -223,8 +223,9 @@ class ImageNetCLI(LightningCLI):
             self._prepare_fit(config)
         if config.trainer.deterministic:
             config.trainer.benchmark = False
-        if config.data.root is not None:
-            config.data.root = str(Path(config.data.root).expanduser().absolute())
+        for name in ("root", "image_root"):
+            if (folder := config.data[name]) is not None:
+                config.data[name] = str(Path(folder).expanduser().absolute())
         if config.data.seed is None:
             config.data.seed = int(config.seed_everything)
 

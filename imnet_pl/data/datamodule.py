@@ -20,8 +20,9 @@ from imnet_pl.data.dataset import ImageDataset, Slots
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.loader import BatchLoader
 from imnet_pl.data.sampler import EvalSampler, TrainSampler
-from imnet_pl.data.sources import auto, digits, flat_val
+from imnet_pl.data.sources import auto, digits
 from imnet_pl.data.sources.class_list import read_classes
+from imnet_pl.data.sources.layout import LabelFormat
 from imnet_pl.data.sources.pictures import index_pictures
 
 log = logging.getLogger(__name__)
@@ -39,10 +40,11 @@ class ImageNetDataModule(LightningDataModule):
     Works without a Trainer too: ``setup("fit")``, then iterate ``train_dataloader()``.
 
     Args:
-        root: Folder of the data; the digits alone have a default, in the user's cache folder.
+        root: Folder of the data, or a table (CSV); the digits alone have a default, in the user's cache folder.
         source: Layout below ``root``; ``auto`` recognises it.
-        classes: Class names in label order, or a text file with one a line; default: the training folders.
-        label_format: How a flat label file gives labels: ``index0``, ``index1``, ``name`` or ``auto``.
+        image_root: Folder that the paths of a table are relative to; default: the table's own, or images/ in it.
+        classes: Class names in label order, or a text file with one a line; default: those of train, sorted as text.
+        label_format: How a label file or table gives labels: ``index0``, ``index1``, ``name`` or ``auto``.
         num_per_class: Use only so many pictures of each class of train and val, drawn with the seed.
         batch_size: Pictures in a training batch of one device.
         eval_batch_size: Pictures in a batch of validation and test; default twice ``batch_size``.
@@ -66,8 +68,9 @@ class ImageNetDataModule(LightningDataModule):
         self,
         root: str | None = None,
         source: auto.Source = "auto",
+        image_root: str | None = None,
         classes: list[str] | str | None = None,
-        label_format: flat_val.LabelFormat = "auto",
+        label_format: LabelFormat = "auto",
         num_per_class: int | None = None,
         batch_size: int = 256,
         eval_batch_size: int | None = None,
@@ -89,6 +92,7 @@ class ImageNetDataModule(LightningDataModule):
         super().__init__()
         self.save_hyperparameters()
         self._given_root, self.source = root, source
+        self.image_root = None if image_root is None else Path(image_root).expanduser()
         self.predict_input, self.label_format = predict_input, label_format
         if self._needs_root:
             _ = self.root  # raises where it is missing
@@ -120,7 +124,7 @@ class ImageNetDataModule(LightningDataModule):
         """Raise for values that can not work."""
         choices = {
             "source": auto.Source,
-            "label_format": flat_val.LabelFormat,
+            "label_format": LabelFormat,
             "interpolation": Interpolation,
         }
         for name, choice in choices.items():
@@ -180,7 +184,7 @@ class ImageNetDataModule(LightningDataModule):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Class names in label order: from ``classes``, else from the training folders."""
+        """Class names in label order: from ``classes``, else from the training pictures."""
         if self._classes is None:
             self._classes = tuple(self._find_classes())
         return self._classes
@@ -188,9 +192,7 @@ class ImageNetDataModule(LightningDataModule):
     def _find_classes(self) -> Sequence[str]:
         if self._given_classes is not None:
             return read_classes(self._given_classes)
-        if self.source == "digits":
-            return digits.CLASSES
-        return auto.train_classes(self.root)
+        return auto.train_classes(self.root, self.source, self.label_format)
 
     @property
     def num_classes(self) -> int:
@@ -233,7 +235,13 @@ class ImageNetDataModule(LightningDataModule):
 
     def _index_split(self, split: str) -> ImageIndex:
         index = auto.index_split(
-            self.root, split, self.classes, self.source, self.label_format
+            self.root,
+            split,
+            self.classes,
+            self.source,
+            self.label_format,
+            self.image_root,
+            classes_given=self._given_classes is not None,
         )
         if self.num_per_class is None or split not in ("train", "val"):
             return index
@@ -252,7 +260,7 @@ class ImageNetDataModule(LightningDataModule):
     @property
     def test_split(self) -> str:
         """``test`` where the data has one, else ``val``."""
-        return "test" if (self.root / "test").is_dir() else "val"
+        return "test" if auto.has_split(self.root, "test", self.source) else "val"
 
     def _fit_batch_to_data(self) -> None:
         """Clamp a batch that is larger than the training set, and say what a dropped rest means."""

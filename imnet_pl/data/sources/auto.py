@@ -6,45 +6,70 @@ from typing import Literal
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.data.index import ImageIndex
-from imnet_pl.data.sources import digits, flat_val, folder, scan
+from imnet_pl.data.sources import (
+    archives,
+    csv_table,
+    devkit,
+    digits,
+    flat_val,
+    folder,
+    kaggle,
+    labels,
+    official,
+    scan,
+)
+from imnet_pl.data.sources.layout import LabelFormat, Layout, Options
+from imnet_pl.data.sources.notices import say_once
 
-Source = Literal["auto", "folder", "flat_val", "digits"]
-LAYOUTS = {"folder": folder, "flat_val": flat_val}
+Source = Literal["auto", "folder", "flat_val", "kaggle", "devkit", "csv", "digits"]
+LAYOUTS: dict[str, Layout] = {
+    "folder": folder,
+    "flat_val": flat_val,
+    "kaggle": kaggle,
+    "devkit": devkit,
+    "csv": csv_table,
+}
+_SOURCES: dict[str, Layout] = {**LAYOUTS, "digits": digits}
 
 
 def draw_layouts() -> str:
     """Return the accepted layouts as a drawing."""
-    docs = [(module.__doc__ or "").strip() for module in LAYOUTS.values()]
+    docs = [
+        f"{name}: {(module.__doc__ or '').strip()}" for name, module in LAYOUTS.items()
+    ]
     return "\n\n".join(doc.replace("::\n\n", "", 1) for doc in docs)
 
 
 def require_root(root: Path) -> None:
-    """Raise a UserError that draws the layouts if the root is not a folder.
+    """Raise a UserError that draws the layouts if the root is neither a folder nor a table.
 
     Raises:
-        UserError: The root is absent or a file.
+        UserError: The root is absent or another file.
     """
-    if not root.is_dir():
-        what = "is not a folder" if root.exists() else "does not exist"
-        raise UserError(
-            f"data.root={str(root)!r} {what}; say where the pictures lie with --data.root DIR, in one of "
-            f"these layouts.\n\n{draw_layouts()}"
-        )
+    if root.is_dir() or (root.is_file() and csv_table.is_table(root)):
+        return
+    archives.require_unpacked(root, "train", is_there=False)
+    what = (
+        "is not a folder or a table (.csv, .tsv)" if root.exists() else "does not exist"
+    )
+    raise UserError(
+        f"data.root={str(root)!r} {what}; say where the pictures lie with --data.root DIR, in one of "
+        f"these layouts.\n\n{draw_layouts()}"
+    )
 
 
-def train_classes(root: Path) -> list[str]:
-    """Return the class names that the training folder gives, in label order.
+def train_classes(
+    root: Path, source: Source = "auto", label_format: LabelFormat = "auto"
+) -> list[str]:
+    """Return the class names that the training pictures give, in label order: sorted as text.
 
     Raises:
-        UserError: There is no training folder with class folders.
+        UserError: There are no training pictures in an accepted layout.
     """
-    require_root(root)
-    if not (root / "train").is_dir():
-        raise UserError(
-            f"data.root={str(root)!r} has no folder 'train', {scan.describe_folder(root)}. Accepted "
-            f"layouts:\n\n{draw_layouts()}"
-        )
-    return folder.list_classes(root / "train")
+    layout = _layout(root, "train", source)
+    classes = layout.list_classes(root, Options(label_format))
+    labels.say_integer_order(classes)
+    return classes
 
 
 def detect_layout(root: Path, split: str) -> str:
@@ -54,16 +79,20 @@ def detect_layout(root: Path, split: str) -> str:
         UserError: No layout matches, or two.
     """
     require_root(root)
-    if split == "train":
-        return "folder"
-    found = [name for name, matches in _matches(root, split).items() if matches]
+    found = [name for name, layout in LAYOUTS.items() if layout.matches(root, split)]
+    archives.require_unpacked(root, split, is_there=bool(found))
     if len(found) == 1:
         return found[0]
-    where = root / split
+    where = official.split_folder(root, split)
     if not found:
+        lacks = (
+            ""
+            if where.exists()
+            else f" has no folder {split!r}, {scan.describe_folder(root)};"
+        )
         raise UserError(
-            f"data.root: no pictures of split {split!r} in {str(where)!r}, {scan.describe_folder(where)}. "
-            f"Accepted layouts:\n\n{draw_layouts()}"
+            f"data.root={str(root)!r}{lacks or ':'} no pictures of split {split!r} were found: {str(where)!r} "
+            f"{scan.describe_folder(where).removeprefix('which ')}. Looked for:\n\n{draw_layouts()}"
         )
     raise UserError(
         f"data.root: {str(where)!r}, {scan.describe_folder(where)}, can be read as {' and as '.join(found)}; "
@@ -71,20 +100,12 @@ def detect_layout(root: Path, split: str) -> str:
     )
 
 
-def _matches(root: Path, split: str) -> dict[str, bool]:
-    where = root / split
-    if not where.is_dir():
-        return dict.fromkeys(LAYOUTS, False)
-    flat = flat_val.picture_folder(root, split)
-    labelled = bool(flat_val.find_label_files(root, split))
-    folders = [
-        name for name in scan.list_folders(where) if not (labelled and name == "images")
-    ]
-    has_class_folders = any(scan.walk_pictures(where / name) for name in folders)
-    return {
-        "folder": has_class_folders,
-        "flat_val": flat == where or (flat is not None and labelled),
-    }
+def has_split(root: Path, split: str, source: Source = "auto") -> bool:
+    """Tell whether there are labelled pictures of a split, or at least a folder for them."""
+    layouts = LAYOUTS.values() if source == "auto" else [_SOURCES[source]]
+    if any(layout.matches(root, split) for layout in layouts):
+        return True
+    return (root / split).is_dir() and not official.has_labels(root)
 
 
 def index_split(
@@ -92,7 +113,9 @@ def index_split(
     split: str,
     classes: Sequence[str],
     source: Source = "auto",
-    label_format: flat_val.LabelFormat = "auto",
+    label_format: LabelFormat = "auto",
+    image_root: Path | None = None,
+    classes_given: bool = False,
 ) -> ImageIndex:
     """Index one split.
 
@@ -101,20 +124,32 @@ def index_split(
         split: ``train``, ``val`` or ``test``.
         classes: Class names in label order.
         source: A layout, or ``auto``.
-        label_format: See ``flat_val.index_flat_val``.
+        label_format: See ``layout.Options``, as for the rest.
+        image_root: Folder that the paths of a table are relative to.
+        classes_given: The classes do not come from the training pictures.
 
     Raises:
         UserError: The split does not lie there in that layout.
     """
-    require_root(root)
-    layout: str = "flat_val" if source == "digits" else source
-    if split == "train":
-        layout = "folder"
-    elif layout == "auto":
-        layout = detect_layout(root, split)
-    if layout == "flat_val":
-        return flat_val.index_flat_val(root, split, classes, label_format)
-    return folder.index_folder(root, split, classes)
+    layout = _layout(root, split, source)
+    if image_root is not None and layout is not csv_table:
+        say_once(
+            f"data.image_root={str(image_root)!r} is ignored: it is for tables (data.source csv)."
+        )
+    options = Options(label_format, image_root, classes_given)
+    return layout.index_split(root, split, classes, options)
+
+
+def _layout(root: Path, split: str, source: Source) -> Layout:
+    if source == "auto":
+        return LAYOUTS[detect_layout(root, split)]
+    if source != "digits":  # they are written later
+        require_root(root)
+    if source not in ("csv", "digits") and not root.is_dir():
+        raise UserError(
+            f"data.root={str(root)!r} is a table, but data.source={source!r}; give its folder, or data.source csv."
+        )
+    return _SOURCES[source]
 
 
 def ensure_source(root: Path, source: str) -> None:

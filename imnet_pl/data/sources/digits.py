@@ -6,6 +6,7 @@ root/
   val/val_label.txt
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from PIL import Image
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.core.files import cache_dir, create_dir_atomically
-from imnet_pl.data.sources import scan
+from imnet_pl.data.index import ImageIndex
+from imnet_pl.data.sources import flat_val, scan
+from imnet_pl.data.sources.layout import Options
 
 CLASSES = tuple(f"digit_{i}" for i in range(10))
 SIDE_PX = 32
@@ -24,6 +27,27 @@ _MARKER = "digits.txt"
 def default_root() -> Path:
     """Return where the digits lie when no root is given."""
     return cache_dir() / "digits"
+
+
+def matches(root: Path, split: str) -> bool:
+    """Say no: once written, the digits are like any flat val."""
+    return False
+
+
+def list_classes(root: Path, options: Options) -> list[str]:
+    """Return the ten classes, whether the digits are written yet or not."""
+    return list(CLASSES)
+
+
+def index_split(
+    root: Path, split: str, classes: Sequence[str], options: Options
+) -> ImageIndex:
+    """Index class folders and the flat val that were written.
+
+    Raises:
+        UserError: Somebody changed them.
+    """
+    return flat_val.index_split(root, split, classes, options)
 
 
 def ensure_digits(root: Path) -> None:

@@ -1,10 +1,13 @@
 """What counts as a picture and as a class folder; the walk through folders that every source shares."""
 
+import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from imnet_pl.core.errors import UserError, some_of
+from imnet_pl.data.sources.notices import say_once
 
 IMAGE_SUFFIXES = frozenset(
     [
@@ -34,42 +37,116 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in SYSTEM_FOLDERS
 
 
-def is_picture(name: str) -> bool:
-    """Tell by its name whether a file is a picture."""
-    return not is_hidden(name) and Path(name).suffix.lower() in IMAGE_SUFFIXES
+def has_image_suffix(name: str) -> bool:
+    """Tell whether a file is named as a picture is, hidden or not."""
+    return os.path.splitext(name)[1].lower() in IMAGE_SUFFIXES  # noqa: PTH122
 
 
-def list_folders(folder: Path) -> list[str]:
+@dataclass
+class Skipped:
+    """What a scan left out, as names and relative paths."""
+
+    folders: list[str] = field(default_factory=list)
+    pictures: list[str] = field(default_factory=list)
+    links: list[str] = field(default_factory=list)
+
+    def say(self, split: str) -> None:
+        """Say once how many there are of each kind."""
+        kinds = {
+            "hidden or system folders": self.folders,
+            "hidden pictures": self.pictures,
+            "links to folders that are read anyway": self.links,
+        }
+        if parts := [
+            f"{len(names)} {kind} ({some_of(names, 3)})"
+            for kind, names in kinds.items()
+            if names
+        ]:
+            say_once(f"{split}: left out {', '.join(parts)}.", logging.INFO)
+
+
+def list_folders(folder: Path, skipped: Skipped | None = None) -> list[str]:
     """Return the names of the visible sub-folders, sorted."""
     with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if e.is_dir() and not is_hidden(e.name))
+        names = [entry.name for entry in entries if entry.is_dir()]
+    if skipped is not None:
+        skipped.folders += sorted(filter(is_hidden, names))
+    return sorted(name for name in names if not is_hidden(name))
 
 
-def list_pictures(folder: Path) -> list[str]:
+def list_pictures(folder: Path, skipped: Skipped | None = None) -> list[str]:
     """Return the names of the pictures directly in a folder, sorted."""
     with os.scandir(folder) as entries:
-        return sorted(e.name for e in entries if is_picture(e.name) and e.is_file())
+        names = [e.name for e in entries if has_image_suffix(e.name) and e.is_file()]
+    if skipped is not None:
+        skipped.pictures += sorted(filter(is_hidden, names))
+    return sorted(name for name in names if not is_hidden(name))
 
 
-def walk_pictures(folder: Path) -> list[str]:
-    """Return the relative posix paths of all pictures below a folder, sorted; links are followed once."""
-    return sorted(_walk(folder, "", set()))
+def has_picture(folder: Path) -> bool:
+    """Tell whether there is a picture at any depth below a folder."""
+    walk = _Walk(folder, Skipped(), frozenset())
+    return next(walk.pictures(), None) is not None
 
 
-def _walk(folder: Path, prefix: str, visited: set[str]) -> Iterator[str]:
-    real = os.path.realpath(folder)
-    if real in visited:
-        return
-    visited.add(real)
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_dir():
-                if not is_hidden(entry.name):
-                    yield from _walk(
-                        Path(entry.path), f"{prefix}{entry.name}/", visited
-                    )
-            elif is_picture(entry.name) and entry.is_file():
-                yield prefix + entry.name
+def walk_pictures(
+    folder: Path,
+    skipped: Skipped | None = None,
+    elsewhere: Set[str] = frozenset(),
+) -> list[str]:
+    """Return the relative posix paths of all pictures below a folder, sorted.
+
+    Links are followed, but into no folder twice, and to no folder that holds this one.
+
+    Args:
+        folder: Where to start.
+        skipped: Takes what is left out.
+        elsewhere: Real paths of folders that are read on their own; no link into them is followed.
+    """
+    walk = _Walk(folder, Skipped() if skipped is None else skipped, elsewhere)
+    return sorted(walk.pictures())
+
+
+class _Walk:
+    """One pass over what lies below a folder: real folders first, so that a link to one changes no path."""
+
+    def __init__(self, folder: Path, skipped: Skipped, elsewhere: Set[str]) -> None:
+        self.real, self.skipped, self.elsewhere = (
+            os.path.realpath(folder),
+            skipped,
+            elsewhere,
+        )
+        self.visited = set(map(str, Path(self.real).parents))
+        self.links: list[tuple[str, str]] = []
+
+    def pictures(self) -> Iterator[str]:
+        """Yield relative posix paths."""
+        yield from self._below(self.real, "")
+        while self.links:
+            links, self.links = sorted(self.links), []
+            for path, real in links:
+                if real in self.visited or real in self.elsewhere:
+                    self.skipped.links.append(path)
+                else:
+                    yield from self._below(real, f"{path}/")
+
+    def _below(self, real: str, prefix: str) -> Iterator[str]:
+        self.visited.add(real)
+        with os.scandir(real) as entries:
+            for entry in entries:
+                path = prefix + entry.name
+                if entry.is_dir():
+                    if is_hidden(entry.name):
+                        self.skipped.folders.append(path)
+                    elif (target := os.path.realpath(entry.path)) == entry.path:
+                        yield from self._below(target, f"{path}/")
+                    else:
+                        self.links.append((path, target))
+                elif has_image_suffix(entry.name) and entry.is_file():
+                    if is_hidden(entry.name):
+                        self.skipped.pictures.append(path)
+                    else:
+                        yield path
 
 
 def describe_folder(folder: Path) -> str:

@@ -1,6 +1,7 @@
 """Class names that the user gives: a list, or a text file with one a line."""
 
 import re
+from collections import Counter
 from pathlib import Path
 
 from imnet_pl.core.errors import UserError, some_of
@@ -17,7 +18,7 @@ def read_classes(classes: list[str] | str) -> list[str]:
         UserError: The file is absent, not UTF-8 or no list of names, or a name is blank or occurs twice.
     """
     names = _read_file(classes) if isinstance(classes, str) else classes
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
         raise UserError(
             f"data.classes names {some_of(twice)} more than once; class names are unique: where two classes share a "
             "human name, as crane in ImageNet, use wnids."

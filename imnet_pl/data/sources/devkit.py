@@ -7,6 +7,7 @@ root/
   devkit/data/{ILSVRC2015_clsloc_validation_ground_truth.txt, map_clsloc.txt}    instead, 2014 to 2017
 """
 
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,11 @@ from imnet_pl.data.sources.layout import Options
 
 _MAP = "map_clsloc.txt"
 _MATS = ("meta.mat", "meta_clsloc.mat")
+# What SciPy raises, beside its own error, for a file that is cut off or something else.
+_DAMAGE = (
+    *(ValueError, TypeError, LookupError, AttributeError, NotImplementedError, OSError),
+    zlib.error,
+)
 
 
 def matches(root: Path, split: str) -> bool:
@@ -119,6 +125,7 @@ def _read_map(file: Path) -> list[tuple[int, str]]:
 def _read_mat(file: Path) -> list[tuple[int, str]]:
     """Return (id, wnid) of each class: the synsets of MATLAB's table that have no children."""
     from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
 
     try:
         synsets = np.atleast_1d(loadmat(file, squeeze_me=True)["synsets"])
@@ -130,7 +137,7 @@ def _read_mat(file: Path) -> list[tuple[int, str]]:
             for synset in synsets
             if int(synset["num_children"]) == 0
         ]
-    except (ValueError, TypeError, KeyError, NotImplementedError, OSError) as error:
+    except (MatReadError, *_DAMAGE) as error:
         raise UserError(
             f"{str(file)!r} is not the devkit's table of classes ({error}); unpack the devkit again."
         ) from None

@@ -88,11 +88,11 @@ def index_flat(
         )
     if absent:
         say_once(
-            f"{split}: {len(absent)} of {len(wnids)} rows of {truth.name} are of other classes than the "
+            f"{len(absent)} of {len(wnids)} rows of {str(truth)!r} are of other classes than the "
             f"{len(classes)} here.",
             logging.INFO,
         )
-    skipped.say(split)
+    skipped.say(folder)
     return index_labelled(
         root, split, folder, pictures, [class_to_idx[name] for name in found], classes
     )

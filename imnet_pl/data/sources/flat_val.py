@@ -93,7 +93,7 @@ def index_split(
     if label_format == "auto":
         label_format = guess_format(label_file, tokens, classes)
     to_label = LabelReader(label_file, classes, label_format)
-    skipped.say(split)
+    skipped.say(where)
     labels = [to_label(name, tokens[name]) for name in pictures]
     return flat.index_labelled(root, split, where, pictures, labels, classes)
 

@@ -111,7 +111,7 @@ def index_class_folders(
             f"data.root: the class folders in {str(folder)!r} hold no pictures; add some."
         )
     _check_absent(folder, split, present, absent, options)
-    skipped.say(split)
+    skipped.say(folder)
     return ImageIndex.from_rows(root, paths, labels, classes)
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Set
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,8 +50,8 @@ class Skipped:
     pictures: list[str] = field(default_factory=list)
     links: list[str] = field(default_factory=list)
 
-    def say(self, split: str) -> None:
-        """Say once how many there are of each kind."""
+    def say(self, folder: Path) -> None:
+        """Say once how many there are of each kind in the folder of a split."""
         kinds = {
             "hidden or system folders": self.folders,
             "hidden pictures": self.pictures,
@@ -62,7 +62,7 @@ class Skipped:
             for kind, names in kinds.items()
             if names
         ]:
-            say_once(f"{split}: left out {', '.join(parts)}.", logging.INFO)
+            say_once(f"{str(folder)!r}: left out {', '.join(parts)}.", logging.INFO)
 
 
 def list_folders(folder: Path, skipped: Skipped | None = None) -> list[str]:
@@ -92,7 +92,7 @@ def has_picture(folder: Path) -> bool:
 def walk_pictures(
     folder: Path,
     skipped: Skipped | None = None,
-    elsewhere: Set[str] = frozenset(),
+    elsewhere: Collection[str] = frozenset(),
 ) -> list[str]:
     """Return the relative posix paths of all pictures below a folder, sorted.
 
@@ -110,7 +110,9 @@ def walk_pictures(
 class _Walk:
     """One pass over what lies below a folder: real folders first, so that a link to one changes no path."""
 
-    def __init__(self, folder: Path, skipped: Skipped, elsewhere: Set[str]) -> None:
+    def __init__(
+        self, folder: Path, skipped: Skipped, elsewhere: Collection[str]
+    ) -> None:
         self.real, self.skipped, self.elsewhere = (
             os.path.realpath(folder),
             skipped,

@@ -13,6 +13,13 @@ def _run_trainer(verb: str, args: list[str]) -> int:
     return run(verb, args)
 
 
+def _run_split(verb: str, args: list[str]) -> int:
+    from imnet_pl.tool_cli import run_tool
+    from imnet_pl.tools.split import run_split
+
+    return run_tool(run_split, verb, args)
+
+
 # verb: (what --help says, what runs it)
 VERBS: dict[str, tuple[str, Callable[[str, list[str]], int]]] = {
     "fit": ("train, and validate after every epoch", _run_trainer),
@@ -22,6 +29,7 @@ VERBS: dict[str, tuple[str, Callable[[str, list[str]], int]]] = {
         _run_trainer,
     ),
     "predict": ("class and probability of pictures, as CSV", _run_trainer),
+    "split": ("divide a set into train and val, as CSV", _run_split),
 }
 
 

@@ -25,6 +25,7 @@ ROOMS = {
         "messages",
         "arguments",
         "run_parts",
+        "tool_cli",
     },
 }
 CORE_MAY_USE = {*sys.stdlib_module_names, "numpy", "psutil", "platformdirs", "imnet_pl"}
@@ -38,7 +39,9 @@ DATA_LEVELS = {
     "loader": 3,
     "sampler": 3,
     "sources": 3,
-    "datamodule": 4,
+    "splits": 3,
+    "catalog": 4,
+    "datamodule": 5,
 }
 
 

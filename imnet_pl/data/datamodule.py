@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 from lightning.pytorch import LightningDataModule
@@ -16,14 +15,15 @@ from imnet_pl.data.augment import (
     TrainTransform,
     Transform,
 )
+from imnet_pl.data.catalog import Catalog
 from imnet_pl.data.dataset import ImageDataset, Slots
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.loader import BatchLoader
 from imnet_pl.data.sampler import EvalSampler, TrainSampler
-from imnet_pl.data.sources import auto, digits
-from imnet_pl.data.sources.class_list import read_classes
+from imnet_pl.data.sources import auto
 from imnet_pl.data.sources.layout import LabelFormat
 from imnet_pl.data.sources.pictures import index_pictures
+from imnet_pl.data.splits import SplitBy
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +45,14 @@ class ImageNetDataModule(LightningDataModule):
         image_root: Folder that the paths of a table are relative to; default: the table's own, or images/ in it.
         classes: Class names in label order, or a text file with one a line; default: those of train, sorted as text.
         label_format: How a label file or table gives labels: ``index0``, ``index1``, ``name`` or ``auto``.
+        split_by: Split train into train and val: ``stratified``, ``group``, ``time`` or ``kfold``; default: the
+            data's own val.
+        val_frac: Share of val.
+        num_folds: Folds of ``kfold``.
+        fold: The one that is val, from 0.
+        group: Regular expression on a picture's relative path that gives its group; default: a table's column group.
+        split_seed: Seed of the split.
+        allow_group_overlap: Take a given train and val although groups are in both.
         num_per_class: Use only so many pictures of each class of train and val, drawn with the seed.
         batch_size: Pictures in a training batch of one device.
         eval_batch_size: Pictures in a batch of validation and test; default twice ``batch_size``.
@@ -71,6 +79,13 @@ class ImageNetDataModule(LightningDataModule):
         image_root: str | None = None,
         classes: list[str] | str | None = None,
         label_format: LabelFormat = "auto",
+        split_by: SplitBy | None = None,
+        val_frac: float = 0.2,
+        num_folds: int = 5,
+        fold: int = 0,
+        group: str | None = None,
+        split_seed: int = 0,
+        allow_group_overlap: bool = False,
         num_per_class: int | None = None,
         batch_size: int = 256,
         eval_batch_size: int | None = None,
@@ -91,11 +106,23 @@ class ImageNetDataModule(LightningDataModule):
     ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        self._given_root, self.source = root, source
-        self.image_root = None if image_root is None else Path(image_root).expanduser()
-        self.predict_input, self.label_format = predict_input, label_format
+        self.catalog = Catalog(
+            root,
+            source,
+            image_root,
+            classes,
+            label_format,
+            split_by,
+            val_frac,
+            num_folds,
+            fold,
+            group,
+            split_seed,
+            allow_group_overlap,
+        )
+        self.predict_input = predict_input
         if self._needs_root:
-            _ = self.root  # raises where it is missing
+            _ = self.catalog.root  # raises where it is missing
         self.num_per_class, self.batch_size = num_per_class, batch_size
         self.eval_batch_size = (
             2 * batch_size if eval_batch_size is None else eval_batch_size
@@ -114,26 +141,17 @@ class ImageNetDataModule(LightningDataModule):
         self.num_workers, self.num_threads = num_workers, num_threads
         self.stall_sec = stall_sec
         self.seed = seed or 0
-        self._given_classes = classes
-        self._classes: tuple[str, ...] | None = None
         self.indices: dict[str, ImageIndex] = {}
         self._resume_from: dict[str, Any] | None = None
         self._check_arguments()
 
     def _check_arguments(self) -> None:
         """Raise for values that can not work."""
-        choices = {
-            "source": auto.Source,
-            "label_format": LabelFormat,
-            "interpolation": Interpolation,
-        }
-        for name, choice in choices.items():
-            value, allowed = getattr(self, name), get_args(choice)
-            if value not in allowed:
-                hint = nearest_hint(value, allowed)
-                raise UserError(
-                    f"data.{name}={value!r} must be one of {', '.join(allowed)}.{hint}"
-                )
+        if self.interpolation not in (allowed := get_args(Interpolation)):
+            hint = nearest_hint(self.interpolation, allowed)
+            raise UserError(
+                f"data.interpolation={self.interpolation!r} must be one of {', '.join(allowed)}.{hint}"
+            )
         least = {
             "num_per_class": 1,
             "batch_size": 1,
@@ -168,31 +186,9 @@ class ImageNetDataModule(LightningDataModule):
         return self.predict_input is None or self.predict_input in SPLITS
 
     @property
-    def root(self) -> Path:
-        """Folder of the data.
-
-        Raises:
-            UserError: It was not given.
-        """
-        if self._given_root is not None:
-            return Path(self._given_root).expanduser()
-        if self.source == "digits":
-            return digits.default_root()
-        raise UserError(
-            "data.root is missing: say where the pictures lie with --data.root DIR."
-        )
-
-    @property
     def classes(self) -> tuple[str, ...]:
         """Class names in label order: from ``classes``, else from the training pictures."""
-        if self._classes is None:
-            self._classes = tuple(self._find_classes())
-        return self._classes
-
-    def _find_classes(self) -> Sequence[str]:
-        if self._given_classes is not None:
-            return read_classes(self._given_classes)
-        return auto.train_classes(self.root, self.source, self.label_format)
+        return self.catalog.classes
 
     @property
     def num_classes(self) -> int:
@@ -203,7 +199,7 @@ class ImageNetDataModule(LightningDataModule):
         """
         if len(self.classes) < 2:
             raise UserError(
-                f"data.root={str(self.root)!r} or data.classes gives {len(self.classes)} class "
+                f"data.root={str(self.catalog.root)!r} or data.classes gives {len(self.classes)} class "
                 f"({some_of(self.classes)}); a classifier needs two at least."
             )
         return len(self.classes)
@@ -211,7 +207,7 @@ class ImageNetDataModule(LightningDataModule):
     def prepare_data(self) -> None:
         """Write the digits, if they are the source."""
         if self._needs_root:
-            auto.ensure_source(self.root, self.source)
+            self.catalog.ensure()
 
     def setup(self, stage: str) -> None:
         """Index what a stage needs: ``fit``, ``validate``, ``test`` or ``predict``.
@@ -224,25 +220,20 @@ class ImageNetDataModule(LightningDataModule):
             # There may be fewer pictures than ranks.
             self.allow_zero_length_dataloader_with_multiple_devices = True
             return
-        auto.ensure_source(self.root, self.source)
+        self.catalog.ensure()
         for split in {"fit": ("train", "val"), "validate": ("val",)}.get(
             stage, (self.test_split,)
         ):
             if split not in self.indices:
                 self.indices[split] = self._index_split(split)
         if stage == "fit":
+            self.catalog.require_groups_apart(
+                self.indices["train"], self.indices["val"]
+            )
             self._fit_batch_to_data()
 
     def _index_split(self, split: str) -> ImageIndex:
-        index = auto.index_split(
-            self.root,
-            split,
-            self.classes,
-            self.source,
-            self.label_format,
-            self.image_root,
-            classes_given=self._given_classes is not None,
-        )
+        index = self.catalog.index(split)
         if self.num_per_class is None or split not in ("train", "val"):
             return index
         return index.draw_per_class(self.num_per_class, self.seed)
@@ -254,20 +245,20 @@ class ImageNetDataModule(LightningDataModule):
             )
         if not self._needs_root:
             return index_pictures(self.predict_input, self.classes)
-        auto.ensure_source(self.root, self.source)
+        self.catalog.ensure()
         return self._index_split(self.predict_input)
 
     @property
     def test_split(self) -> str:
         """``test`` where the data has one, else ``val``."""
-        return "test" if auto.has_split(self.root, "test", self.source) else "val"
+        return "test" if self.catalog.has_split("test") else "val"
 
     def _fit_batch_to_data(self) -> None:
         """Clamp a batch that is larger than the training set, and say what a dropped rest means."""
         num_samples = len(self.indices["train"]) // self._world_size()
         if num_samples < 2:
             raise UserError(
-                f"data.root={str(self.root)!r} has {len(self.indices['train'])} training pictures for "
+                f"data.root={str(self.catalog.root)!r} has {len(self.indices['train'])} training pictures for "
                 f"{self._world_size()} devices; each needs two, the fewest that BatchNorm can work on."
             )
         if self.batch_size > num_samples:

@@ -16,6 +16,7 @@ from imnet_pl.training.runs import read_checkpoint
 log = logging.getLogger(__name__)
 
 CONTRACT_KEY = "imnet_pl"
+SPLIT_NAME = "split.csv"
 
 
 class RunRecord(SaveConfigCallback):
@@ -25,6 +26,9 @@ class RunRecord(SaveConfigCallback):
         """Write the resolved config, in training with a logger."""
         if stage == "fit" and trainer.loggers:
             super().setup(trainer, pl_module, stage)
+            folder = trainer.log_dir  # all ranks ask for it together
+            if folder is not None and trainer.is_global_zero:
+                trainer.datamodule.catalog.write_made_split(Path(folder) / SPLIT_NAME)  # type: ignore[attr-defined]
             for logger in trainer.loggers:
                 if isinstance(logger, RunTensorBoardLogger):
                     logger.log_text("config", self.parser.dump(self.config))

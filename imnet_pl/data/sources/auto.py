@@ -59,13 +59,26 @@ def require_root(root: Path) -> None:
 
 
 def train_classes(
-    root: Path, source: Source = "auto", label_format: LabelFormat = "auto"
+    root: Path,
+    source: Source = "auto",
+    label_format: LabelFormat = "auto",
+    is_unsplit: bool = False,
 ) -> list[str]:
     """Return the class names that the training pictures give, in label order: sorted as text.
+
+    Args:
+        root: Data root.
+        source: A layout, or ``auto``.
+        label_format: See ``layout.Options``.
+        is_unsplit: Class folders may lie in ``root`` itself.
 
     Raises:
         UserError: There are no training pictures in an accepted layout.
     """
+    if is_unsplit and _is_unsplit(root, source):
+        classes = folder.list_class_folders(root)
+        labels.say_integer_order(classes)
+        return classes
     layout = _layout(root, "train", source)
     classes = layout.list_classes(root, Options(label_format))
     labels.say_integer_order(classes)
@@ -116,6 +129,7 @@ def index_split(
     label_format: LabelFormat = "auto",
     image_root: Path | None = None,
     classes_given: bool = False,
+    is_unsplit: bool = False,
 ) -> ImageIndex:
     """Index one split.
 
@@ -127,10 +141,14 @@ def index_split(
         label_format: See ``layout.Options``, as for the rest.
         image_root: Folder that the paths of a table are relative to.
         classes_given: The classes do not come from the training pictures.
+        is_unsplit: Class folders of ``train`` may lie in ``root`` itself.
 
     Raises:
         UserError: The split does not lie there in that layout.
     """
+    if is_unsplit and split == "train" and _is_unsplit(root, source):
+        options = Options(classes_given=classes_given)
+        return folder.index_class_folders(root, root, split, classes, options)
     layout = _layout(root, split, source)
     if image_root is not None and layout is not csv_table:
         say_once(
@@ -138,6 +156,14 @@ def index_split(
         )
     options = Options(label_format, image_root, classes_given)
     return layout.index_split(root, split, classes, options)
+
+
+def _is_unsplit(root: Path, source: Source) -> bool:
+    """Tell whether a root has class folders and no folder of a split."""
+    if source not in ("auto", "folder") or not root.is_dir():
+        return False
+    names = {name.lower() for name in scan.list_folders(root)}
+    return not names & {"train", "val", "ilsvrc"} and folder.has_class_folders(root)
 
 
 def _layout(root: Path, split: str, source: Source) -> Layout:

@@ -92,7 +92,7 @@ def index_class_folders(
     skipped = scan.Skipped()
     present = scan.list_folders(folder, skipped)
     _require_known(folder, present, classes)
-    prefix = folder.relative_to(root).as_posix()
+    prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
     real = {os.path.realpath(folder / name) for name in present}
     paths: list[str] = []
     labels: list[int] = []
@@ -104,7 +104,7 @@ def index_class_folders(
         )
         if not pictures:
             absent.append(name)
-        paths += [f"{prefix}/{name}/{picture}" for picture in pictures]
+        paths += [f"{prefix}{name}/{picture}" for picture in pictures]
         labels += [label] * len(pictures)
     if not paths and (split != "train" or not present):
         raise UserError(

@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,7 @@ class SafeCheckpointIO(TorchCheckpointIO):
             with partial.open("wb") as file:
                 torch.save(checkpoint, file)
                 file.flush()
-                os.fsync(file.fileno())
-            verify_archive(partial)
+                sync_and_verify(file.fileno(), partial)
             replace_file(partial, target)
             warn_if_nearly_full(target)
         # RuntimeError: what torch raises when the disk is full
@@ -85,12 +85,25 @@ def warn_if_nearly_full(target: Path) -> None:
         )
 
 
-def verify_archive(path: Path) -> None:
-    """Read a checkpoint back and compare all its checksums.
+def sync_and_verify(descriptor: int, path: Path) -> None:
+    """Put a written file onto the disk and read it back, both at once: one waits while the other computes.
 
     Raises:
+        OSError: The disk is full or broken.
         zipfile.BadZipFile: The file is not what was written.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        synced = pool.submit(os.fsync, descriptor)
+        verify_archive(path)
+        synced.result()
+
+
+def verify_archive(path: Path) -> None:
+    """Read all of a checkpoint and compare its checksums.
+
+    Raises:
+        zipfile.BadZipFile: The file is damaged, or no checkpoint.
     """
     with zipfile.ZipFile(path) as archive:
         if damaged := archive.testzip():
-            raise zipfile.BadZipFile(f"{damaged} reads back otherwise")
+            raise zipfile.BadZipFile(f"the part {damaged} is not as it was written")

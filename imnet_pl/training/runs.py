@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from imnet_pl.core.errors import UserError, some_of
+from imnet_pl.training.checkpoint_io import verify_archive
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +35,7 @@ def read_checkpoint(path: Path, argument: str = "--ckpt_path") -> dict[str, Any]
         what = "is a folder" if path.is_dir() else "does not exist"
         raise UserError(f"{given} {what}; give a checkpoint file.")
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise zipfile.BadZipFile(f"the part {damaged} was changed")
+        verify_archive(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise UserError(

@@ -217,7 +217,9 @@ class ImageNetCLI(LightningCLI):
         if verb == "predict":
             config.data.predict_input = config.input or config.data.predict_input
             check_predict(config.data.predict_input, config.ckpt_path)
-        if self._contract is None and verb in EVALUATING_VERBS:
+        if self._contract is not None:
+            contract.check_same_arch(self._contract, self._ckpt_path, config.model.arch)
+        elif verb in EVALUATING_VERBS:
             check_has_model(verb, config.ckpt_path, config.model.weights)
         if verb == "fit":
             self._prepare_fit(config)
@@ -239,7 +241,6 @@ class ImageNetCLI(LightningCLI):
         config.resume = False  # a config.yaml must not resume by itself
         if self._contract is None:
             return
-        contract.check_same_arch(self._contract, self._ckpt_path, config.model.arch)
         trainer = config.trainer
         if done := contract.describe_done(
             self._contract["progress"],

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -21,6 +22,11 @@ def cache_dir() -> Path:
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("imnet_pl", appauthor=False))
+
+
+def is_url(name: str) -> bool:
+    """Return whether a name is a URL such as ``https://host/file``."""
+    return re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+://", name) is not None
 
 
 def create_dir_atomically(target: Path, fill: Callable[[Path], None]) -> None:
@@ -71,12 +77,14 @@ def replace_file(source: Path, target: Path) -> None:
 
 
 def copy_file(source: Path, target: Path) -> None:
-    """Copy a file through a temporary neighbour, so that the target is whole as soon as it is there."""
+    """Copy a file through a temporary neighbour: the target is whole as soon as it is there, and as old."""
     partial = target.with_name(f"{target.name}.part")
     try:
         shutil.copyfile(source, partial)
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
+        status = source.stat()
+        os.utime(partial, ns=(status.st_atime_ns, status.st_mtime_ns))
         replace_file(partial, target)
     finally:
         partial.unlink(missing_ok=True)

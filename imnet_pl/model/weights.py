@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchvision import models
 
 from imnet_pl.core.errors import UserError, nearest_hint, some_of
+from imnet_pl.core.files import is_url
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +108,10 @@ def load_weights(
     Raises:
         UserError: Unknown name, unreadable file, or weights that do not fit; the last with a table of keys.
     """
+    if is_url(weights):
+        raise UserError(
+            f"model.weights={weights!r} is a URL; download the file first and give its path."
+        )
     from_file = Path(weights).suffix.lower() in _FILE_SUFFIXES or Path(weights).exists()
     own = network.state_dict()
     state = (

@@ -16,6 +16,7 @@ from imnet_pl.core.files import replace_file
 log = logging.getLogger(__name__)
 
 _SPARE_BYTES = 16 * 2**20
+_FOLDER_BIT = 0x10  # of a part's attributes
 
 
 class SafeCheckpointIO(TorchCheckpointIO):
@@ -102,8 +103,15 @@ def verify_archive(path: Path) -> None:
     """Read all of a checkpoint and compare its checksums.
 
     Raises:
-        zipfile.BadZipFile: The file is damaged, or no checkpoint.
+        zipfile.BadZipFile: The file is damaged, or torch did not write it.
     """
     with zipfile.ZipFile(path) as archive:
+        for part in archive.infolist():
+            # No checksum covers these two. Torch unpacks nothing, and fills a "folder" with zeros.
+            is_folder = part.external_attr & _FOLDER_BIT
+            if is_folder or part.compress_type != zipfile.ZIP_STORED:
+                raise zipfile.BadZipFile(
+                    f"the part {part.filename} is marked as compressed or a folder"
+                )
         if damaged := archive.testzip():
             raise zipfile.BadZipFile(f"the part {damaged} is not as it was written")

@@ -11,12 +11,14 @@ from lightning.pytorch.cli import SaveConfigCallback
 from imnet_pl.core.errors import UserError, some_of
 from imnet_pl.core.version import VERSION
 from imnet_pl.training.loggers import RunTensorBoardLogger
-from imnet_pl.training.runs import read_checkpoint
+from imnet_pl.training.runs import describe_neighbour, read_checkpoint
 
 log = logging.getLogger(__name__)
 
 CONTRACT_KEY = "imnet_pl"
 SPLIT_NAME = "split.csv"
+# Raised when checkpoints change so that an earlier version of the program would misread them.
+CONTRACT_FORMAT = 1
 
 
 class RunRecord(SaveConfigCallback):
@@ -39,6 +41,7 @@ class RunRecord(SaveConfigCallback):
         """Add the key ``imnet_pl``: plain types only, so that the safe loader reads it."""
         checkpoint[CONTRACT_KEY] = {
             "version": VERSION,
+            "format": CONTRACT_FORMAT,
             "config": self.parser.dump(self.config, skip_none=False),
             **pl_module.describe(),  # type: ignore[operator]
             **trainer.datamodule.describe(),  # type: ignore[attr-defined]
@@ -49,14 +52,23 @@ def read_contract(path: str) -> dict[str, Any]:
     """Return what a checkpoint says about itself, and ``progress``: epochs and steps that are done.
 
     Raises:
-        UserError: The file is absent, damaged, or not a checkpoint of this program.
+        UserError: The file is absent, damaged, not a checkpoint of this program, or of a later version of it.
     """
-    content = read_checkpoint(Path(path))
+    try:
+        content = read_checkpoint(Path(path))
+    except UserError as error:
+        neighbour = describe_neighbour(Path(path))
+        raise UserError(f"{str(error).removesuffix('.')}{neighbour}.") from error
     contract = content.get(CONTRACT_KEY)
     if not isinstance(contract, dict):
         raise UserError(
             f"--ckpt_path={path!r} was not written by this program; load foreign weights with "
             "--model.weights FILE."
+        )
+    if contract.get("format", CONTRACT_FORMAT) > CONTRACT_FORMAT:
+        raise UserError(
+            f"--ckpt_path={path!r} was written by a newer version {contract['version']} of this program (format "
+            f"{contract['format']}, this one reads up to {CONTRACT_FORMAT}); update it."
         )
     return {**contract, "progress": describe_progress(content)}
 

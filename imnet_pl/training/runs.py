@@ -2,7 +2,6 @@
 
 import logging
 import pickle
-import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from imnet_pl.core.errors import UserError, some_of
+from imnet_pl.core.files import is_url
 from imnet_pl.training.checkpoint_io import verify_archive
 
 log = logging.getLogger(__name__)
@@ -41,15 +41,7 @@ def read_checkpoint(path: Path, argument: str = "--ckpt_path") -> dict[str, Any]
         raise UserError(
             f"{given} holds objects other than tensors and plain values, which could run code; it is not loaded."
         ) from error
-    except (
-        zipfile.BadZipFile,
-        RuntimeError,
-        EOFError,
-        OSError,
-        ValueError,
-        NotImplementedError,
-        KeyError,
-    ) as error:
+    except Exception as error:  # a damaged file makes torch raise nearly anything
         raise UserError(
             f"{given} can not be read as a checkpoint: it is damaged, or another kind of file "
             f"({type(error).__name__}: {' '.join(str(error).split())[:100]})."
@@ -92,8 +84,12 @@ def find_checkpoint(which: str, root: Path, name: str | None) -> Path:
     """Return the file that ``--ckpt_path`` means: a path, or ``best`` or ``last`` of the newest run.
 
     Raises:
-        UserError: There is none; the newest runs' checkpoints are listed.
+        UserError: There is none, and the newest runs' checkpoints are listed; or it is a URL.
     """
+    if is_url(which):
+        raise UserError(
+            f"--ckpt_path={which!r} is a URL; download the file first and give its path."
+        )
     if which in ("best", "last") and not Path(which).exists():
         for run in list_runs(root, name)[:1]:
             file = run / CHECKPOINTS / f"{which}.ckpt"
@@ -112,6 +108,37 @@ def describe_newest(run_dirs: Iterable[Path], root: Path) -> str:
     if not files:
         return f"; there is no checkpoint in {str(root)!r} either"
     return f"; the newest checkpoints are {some_of(files, _LISTED)}"
+
+
+def describe_neighbour(checkpoint: Path) -> str:
+    """Return in words the readable checkpoint of the same run that was written next before, else after.
+
+    Args:
+        checkpoint: A file that can not be read.
+    """
+    run_dir = run_dir_of(checkpoint)
+    files = [] if run_dir is None else list_checkpoints(run_dir)
+    own = [file for file in files if file.name == checkpoint.name]
+    if not own:
+        return ""
+    written = own[0].stat().st_mtime_ns
+    files.remove(own[0])
+    older = [file for file in files if file.stat().st_mtime_ns <= written]
+    newer = [file for file in reversed(files) if file not in older]
+    for word, candidates in (("older", older), ("newer", newer)):
+        for file in candidates:
+            if _is_readable(file):
+                path = checkpoint.with_name(file.name)
+                return f"; the next {word} readable one is {str(path)!r}"
+    return ""
+
+
+def _is_readable(checkpoint: Path) -> bool:
+    try:
+        read_checkpoint(checkpoint)
+    except UserError:
+        return False
+    return True
 
 
 def newest_readable(run_dir: Path) -> Path | None:

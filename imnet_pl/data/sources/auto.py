@@ -115,6 +115,8 @@ def detect_layout(root: Path, split: str) -> str:
 
 def has_split(root: Path, split: str, source: Source = "auto") -> bool:
     """Tell whether there are labelled pictures of a split, or at least a folder for them."""
+    if root.is_file():
+        return csv_table.has_rows(root, split)
     layouts = LAYOUTS.values() if source == "auto" else [_SOURCES[source]]
     if any(layout.matches(root, split) for layout in layouts):
         return True

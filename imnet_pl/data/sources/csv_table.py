@@ -53,19 +53,20 @@ def is_table(file: Path) -> bool:
 def matches(root: Path, split: str) -> bool:
     """Tell whether ``root`` is a table, or holds ``label.csv`` and ``images`` for a split."""
     if root.is_file():
-        return is_table(root) and (split != "test" or _has_rows(root, split))
+        return is_table(root)
     if _is_labelled(root / split):
         return True
     if split == "train" or (root / split).exists() or not _is_labelled(root / "train"):
         return False
-    return _has_rows(root / "train" / "label.csv", split)
+    return has_rows(root / "train" / "label.csv", split)
 
 
 def _is_labelled(folder: Path) -> bool:
     return (folder / "label.csv").is_file() and (folder / "images").is_dir()
 
 
-def _has_rows(file: Path, split: str) -> bool:
+def has_rows(file: Path, split: str) -> bool:
+    """Tell whether a table has a column that puts some of its rows into a split."""
     splits = _read(file).columns.get("split", [])
     return any(_SPLITS.get(text.lower()) == split for text in set(splits))
 

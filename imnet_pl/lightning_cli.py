@@ -223,13 +223,7 @@ class ImageNetCLI(LightningCLI):
             check_has_model(verb, config.ckpt_path, config.model.weights)
         if verb == "fit":
             self._prepare_fit(config)
-        if config.trainer.deterministic:
-            config.trainer.benchmark = False
-        for name in ("root", "image_root"):
-            if (folder := config.data[name]) is not None:
-                config.data[name] = str(Path(folder).expanduser().absolute())
-        if config.data.seed is None:
-            config.data.seed = int(config.seed_everything)
+        _settle_defaults(config)
 
     def _prepare_fit(self, config: Namespace) -> None:
         """Settle what a resumed run needs to know; leave if it has nothing to do."""
@@ -356,6 +350,17 @@ class ImageNetCLI(LightningCLI):
     def predict(self, **kwargs: Any) -> None:
         """Write class and probability of pictures."""
         self.trainer.predict(return_predictions=False, **kwargs)
+
+
+def _settle_defaults(config: Namespace) -> None:
+    """Replace values that depend on the place or on other values."""
+    if config.trainer.deterministic:
+        config.trainer.benchmark = False
+    for name in ("root", "image_root"):
+        if (folder := config.data[name]) is not None:
+            config.data[name] = str(Path(folder).expanduser().absolute())
+    if config.data.seed is None:
+        config.data.seed = int(config.seed_everything)
 
 
 def _evaluation_config(there: dict[str, Any]) -> dict[str, Any]:

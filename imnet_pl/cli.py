@@ -20,6 +20,13 @@ def _run_split(verb: str, args: list[str]) -> int:
     return run_tool(run_split, verb, args)
 
 
+def _run_check_data(verb: str, args: list[str]) -> int:
+    from imnet_pl.tool_cli import run_tool
+    from imnet_pl.tools.check_data import run_check_data
+
+    return run_tool(run_check_data, verb, args)
+
+
 # verb: (what --help says, what runs it)
 VERBS: dict[str, tuple[str, Callable[[str, list[str]], int]]] = {
     "fit": ("train, and validate after every epoch", _run_trainer),
@@ -29,6 +36,10 @@ VERBS: dict[str, tuple[str, Callable[[str, list[str]], int]]] = {
         _run_trainer,
     ),
     "predict": ("class and probability of pictures, as CSV", _run_trainer),
+    "check-data": (
+        "decode every picture, and report what is wrong with the data",
+        _run_check_data,
+    ),
     "split": ("divide a set into train and val, as CSV", _run_split),
 }
 

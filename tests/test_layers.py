@@ -40,6 +40,9 @@ DATA_LEVELS = {
     "sampler": 3,
     "sources": 3,
     "splits": 3,
+    "inspection": 2,
+    "duplicates": 3,
+    "findings": 4,
     "catalog": 4,
     "datamodule": 5,
 }

@@ -1,0 +1,311 @@
+"""What each picture of a set is like: decoded once, on all cores, told as columns."""
+
+import hashlib
+import io
+import multiprocessing
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from imnet_pl.core.machine import usable_cores
+from imnet_pl.data.decode import UnreadableImage, decode_rgb
+from imnet_pl.data.index import ImageIndex
+
+_CHUNK = 64  # pictures that a process takes at a time
+_DIGEST_BYTES = 16
+_SIDE = 32  # of the grey thumbnail
+_LOW = 8  # frequencies each way that the hash looks at
+_FORMATS = {
+    "JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"},
+    "PNG": {".png"},
+    "GIF": {".gif"},
+    "BMP": {".bmp"},
+    "WEBP": {".webp"},
+    "TIFF": {".tif", ".tiff"},
+    "MPO": {".jpg", ".jpeg", ".jpe", ".jfif"},
+}
+_PLAIN_MODES = {"RGB", "L"}
+
+
+class Facts(NamedTuple):
+    """What is known of one picture.
+
+    Args:
+        height: In px, 0 where it can not be read.
+        width: In px.
+        file_digest: Of all bytes of the file.
+        thumbnail_digest: Of a small grey copy; equal pixels have equal ones.
+        perceptual: 64 bits that change little when a picture is resized or encoded anew.
+        contrast: Standard deviation of the grey thumbnail, in grey levels.
+        odd: What is unusual, comma separated.
+        error: Why it can not be read, or nothing.
+    """
+
+    height: int
+    width: int
+    file_digest: bytes
+    thumbnail_digest: bytes
+    perceptual: int
+    contrast: float
+    odd: str
+    error: str
+
+
+Inspect = Callable[[str], Facts]
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """Facts of all pictures of a split, as columns.
+
+    Args:
+        index: The pictures.
+        heights: int32 [N] in px, 0 where unreadable.
+        widths: int32 [N] in px.
+        file_digests: bytes16 [N].
+        thumbnail_digests: bytes16 [N].
+        perceptual: uint64 [N].
+        contrast: float32 [N].
+        odd: What is unusual, by row.
+        errors: Why it can not be read, by row.
+    """
+
+    index: ImageIndex
+    heights: NDArray[np.int32]
+    widths: NDArray[np.int32]
+    file_digests: NDArray[np.void]
+    thumbnail_digests: NDArray[np.void]
+    perceptual: NDArray[np.uint64]
+    contrast: NDArray[np.float32]
+    odd: dict[int, str]
+    errors: dict[int, str]
+
+
+def inspect_index(
+    index: ImageIndex,
+    num_processes: int | None = None,
+    inspect: Inspect | None = None,
+) -> Iterator[int | Inspection]:
+    """Decode every picture; yields how many are done, now and then, and at the end the result.
+
+    Args:
+        index: The pictures.
+        num_processes: Processes; default: one for each core that this process may use. 0: none but this.
+        inspect: What is done with each path; default ``inspect_file``.
+    """
+    inspect = inspect or inspect_file
+    num_samples = len(index)
+    columns = _Columns(num_samples)
+    chunks = (
+        range(start, min(start + _CHUNK, num_samples))
+        for start in range(0, num_samples, _CHUNK)
+    )
+    if num_processes is None:
+        num_processes = min(usable_cores(), -(-num_samples // _CHUNK))
+    done = 0
+    for rows, facts in _map_chunks(index, chunks, num_processes, inspect):
+        columns.fill(rows, facts)
+        done += len(rows)
+        yield done
+    yield columns.finish(index)
+
+
+def _map_chunks(
+    index: ImageIndex, chunks: Iterator[range], num_processes: int, inspect: Inspect
+) -> Iterator[tuple[range, list[Facts]]]:
+    """Yield the facts of chunks as they come; a chunk that ends its process is done picture by picture."""
+    if num_processes < 2:
+        for rows in chunks:
+            yield rows, [inspect(index.path(row)) for row in rows]
+        return
+    fatal: list[range] = []
+    while True:
+        try:
+            yield from _map_in_pool((index, inspect), chunks, num_processes, fatal)
+            return
+        except BrokenProcessPool:
+            lost, fatal = fatal, []
+            for rows in lost:
+                yield rows, [_inspect_alone(inspect, index.path(row)) for row in rows]
+
+
+def _map_in_pool(
+    job: tuple[ImageIndex, Inspect],
+    chunks: Iterator[range],
+    num_processes: int,
+    under_way: list[range],
+) -> Iterator[tuple[range, list[Facts]]]:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(num_processes, context, _keep, job) as pool:
+        waiting: dict[Future[list[Facts]], range] = {}
+        while True:
+            for rows in islice(chunks, 2 * num_processes - len(waiting)):
+                under_way.append(rows)
+                waiting[pool.submit(_inspect_rows, rows)] = rows
+            if not waiting:
+                return
+            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                facts = future.result()
+                rows = waiting.pop(future)
+                under_way.remove(rows)
+                yield rows, facts
+
+
+_job: tuple[ImageIndex, Inspect] | None = None  # of a worker process
+
+
+def _keep(index: ImageIndex, inspect: Inspect) -> None:
+    global _job
+    _job = index, inspect
+
+
+def _inspect_rows(rows: range) -> list[Facts]:
+    assert _job is not None
+    index, inspect = _job
+    return [inspect(index.path(row)) for row in rows]
+
+
+def _inspect_alone(inspect: Inspect, path: str) -> Facts:
+    """Inspect a picture in a process of its own, which it may end."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(inspect, path).result()
+        except BrokenProcessPool:
+            return _unreadable("the decoder crashed on it")
+
+
+def _unreadable(error: str, file_digest: bytes = b"", odd: str = "") -> Facts:
+    return Facts(0, 0, file_digest, b"", 0, 0.0, odd, error)
+
+
+def inspect_file(path: str) -> Facts:
+    """Read and decode one picture."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        return _unreadable(f"it can not be opened ({error.strerror})")
+    file_digest = _digest(data)
+    odd = describe_oddities(data, path)
+    try:
+        pixels = decode_rgb(data)
+    except UnreadableImage as error:
+        return _unreadable(str(error), file_digest, odd)
+    small = grey_thumbnail(pixels)
+    return Facts(
+        height=pixels.shape[0],
+        width=pixels.shape[1],
+        file_digest=file_digest,
+        thumbnail_digest=_digest(small.tobytes()),
+        perceptual=perceptual_hash(small),
+        contrast=float(small.std()),
+        odd=odd,
+        error="",
+    )
+
+
+def _digest(data: bytes) -> bytes:
+    # Processors have instructions for SHA-256: three times as fast as BLAKE2.
+    return hashlib.sha256(data).digest()[:_DIGEST_BYTES]
+
+
+def pixel_digest(path: str) -> bytes:
+    """Return a digest of all pixels of a readable picture."""
+    pixels = decode_rgb(Path(path).read_bytes())
+    return _digest(repr(pixels.shape).encode() + pixels.tobytes())
+
+
+def grey_thumbnail(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return a copy of uint8 [height, width, 3] in grey, float32 [32, 32]."""
+    # Every n-th pixel of the green channel: averaging all would take as long as a third of decoding.
+    step_y, step_x = (max(1, side // (2 * _SIDE)) for side in pixels.shape[:2])
+    image = Image.fromarray(pixels[::step_y, ::step_x, 1].copy())
+    resized = image.resize((_SIDE, _SIDE), Image.Resampling.BOX)
+    return np.asarray(resized, dtype=np.float32)
+
+
+def _cosines() -> NDArray[np.float32]:
+    """Return the lowest rows of the DCT-II matrix, float32 [8, 32], without the constant one."""
+    k = np.arange(1, _LOW + 1)[:, None]
+    n = np.arange(_SIDE)[None]
+    return np.cos(np.pi * k * (2 * n + 1) / (2 * _SIDE)).astype(np.float32)
+
+
+_COSINES = _cosines()
+_BITS = (np.uint64(1) << np.arange(64, dtype=np.uint64)).reshape(_LOW, _LOW)
+
+
+def perceptual_hash(small: NDArray[np.float32]) -> int:
+    """Return 64 bits: which low frequencies of a thumbnail's DCT are above their median (pHash)."""
+    low = _COSINES @ small @ _COSINES.T
+    return int(_BITS[low > np.median(low)].sum())
+
+
+def describe_oddities(data: bytes, path: str) -> str:
+    """Return what is unusual about a file by its header, comma separated; nothing for a plain picture."""
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            found = [text for text, is_so in _oddities(image, path).items() if is_so]
+    except Exception:  # noqa: BLE001 - a plug-in may raise anything; decoding says what is wrong
+        return ""
+    return ", ".join(found)
+
+
+def _oddities(image: Image.Image, path: str) -> dict[str, bool]:
+    suffix = PurePosixPath(path).suffix.lower()
+    kind = image.format or "unknown"
+    frames = int(getattr(image, "n_frames", 1)) if kind != "MPO" else 1
+    short, long = sorted(image.size)
+    return {
+        f"is {kind}, named {suffix}": suffix not in _FORMATS.get(kind, {suffix}),
+        f"mode {image.mode}": image.mode not in _PLAIN_MODES,
+        f"{frames} frames": frames > 1,
+        "turned by EXIF": image.getexif().get(0x0112, 1) not in (0, 1),
+        "smaller than 32 px": short < 32,
+        "more than 5 times as long as wide": long > 5 * short,
+    }
+
+
+class _Columns:
+    """Collects facts of chunks in any order."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.sizes = np.zeros((2, num_samples), dtype=np.int32)
+        kind = np.dtype((np.void, _DIGEST_BYTES))
+        self.digests = np.zeros((2, num_samples), dtype=kind)
+        self.perceptual = np.zeros(num_samples, dtype=np.uint64)
+        self.contrast = np.zeros(num_samples, dtype=np.float32)
+        self.odd: dict[int, str] = {}
+        self.errors: dict[int, str] = {}
+
+    def fill(self, rows: range, facts: list[Facts]) -> None:
+        for row, fact in zip(rows, facts, strict=True):
+            self.sizes[:, row] = fact.height, fact.width
+            for i, digest in enumerate((fact.file_digest, fact.thumbnail_digest)):
+                self.digests[i, row] = np.void(digest.ljust(_DIGEST_BYTES, b"\0"))
+            self.perceptual[row], self.contrast[row] = fact.perceptual, fact.contrast
+            if fact.odd:
+                self.odd[row] = fact.odd
+            if fact.error:
+                self.errors[row] = fact.error
+
+    def finish(self, index: ImageIndex) -> Inspection:
+        return Inspection(
+            index=index,
+            heights=self.sizes[0],
+            widths=self.sizes[1],
+            file_digests=self.digests[0],
+            thumbnail_digests=self.digests[1],
+            perceptual=self.perceptual,
+            contrast=self.contrast,
+            odd=dict(sorted(self.odd.items())),
+            errors=dict(sorted(self.errors.items())),
+        )

@@ -128,9 +128,8 @@ def test_relative_paths_are_absolute_in_the_run(pool, in_tmp, tiny_network, flag
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["csv", "kaggle"])
-def test_two_ranks_and_a_resume(pool, in_tmp, layout):
-    root = write(layout, pool, in_tmp / "data")
+def test_two_ranks_and_a_resume_on_a_table(pool, in_tmp):
+    root = write("csv", pool, in_tmp / "data")
     ranks = ["--trainer.strategy=ddp", "--trainer.devices=2", "--data.batch_size=2"]
     args = [*fit_args(root, *ranks), "--model.arch=resnet18", "--data.num_workers=1"]
     for epochs, more in ((1, []), (2, ["--resume"])):

@@ -6,17 +6,27 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.data.sources.notices import say_once
 from imnet_pl.data.sources.table import Table
 
-_DRIVE = re.compile(r"[A-Za-z]:/")
+_ABSOLUTE = re.compile(r"/+|[A-Za-z]:(/+|$)")
 _EXAMPLES = 5
+
+
+class _Place(NamedTuple):
+    """A folder in which a written path may lie: its path, and whether another machine's was cut to get there."""
+
+    folder: str
+    is_cut: bool
 
 
 class PictureFinder:
     """Finds pictures by what a table calls them.
+
+    A written folder is looked for once, however many pictures it holds.
 
     Args:
         root: Folder that the paths found are relative to.
@@ -27,7 +37,8 @@ class PictureFinder:
     def __init__(self, root: Path, places: Sequence[str]) -> None:
         self.root, self.places = root, list(dict.fromkeys(places))
         self._names: dict[str, frozenset[str]] = {}
-        self.tails: list[tuple[str, str]] = []
+        self._places: dict[str, list[_Place]] = {}
+        self.cut: list[tuple[str, str]] = []
 
     def find_all(self, table: Table, rows: Sequence[int]) -> list[str]:
         """Return the path of the picture in each of some rows, relative to ``root`` or absolute.
@@ -36,54 +47,67 @@ class PictureFinder:
             UserError: Pictures are not there, or two paths of another machine end alike.
         """
         written = table.columns["filename"]
-        found = {row: self.find(written[row]) for row in rows}
-        missing = [row for row, path in found.items() if path is None]
-        if missing:
+        found = [self.find(written[row]) for row in rows]
+        paths = [path for path in found if path is not None]
+        if len(paths) < len(found):
+            missing = [
+                row for row, path in zip(rows, found, strict=True) if path is None
+            ]
             self._refuse_missing(table, missing, len(rows))
-        self._say_tails(table, len(rows))
-        return [path for path in found.values() if path is not None]
+        self._say_cut(table, len(rows))
+        return paths
 
     def find(self, written: str) -> str | None:
-        """Return the path of a picture: as written, with backslashes as slashes, else by its longest tail."""
-        for text in dict.fromkeys((written, written.replace("\\", "/"))):
-            if (path := self._first(posixpath.normpath(text))) is not None:
-                return path
-        text = written.replace("\\", "/")
-        if not _is_absolute(text):
-            return None
-        parts = [part for part in _DRIVE.sub("", text, count=1).split("/") if part]
-        for start in range(len(parts)):
-            if (path := self._first("/".join(parts[start:]))) is not None:
-                self.tails.append((written, path))
-                return path
+        """Return the path of a picture: as written, with backslashes as slashes, else by its longest end."""
+        slashed = written.replace("\\", "/")
+        for text in (written,) if written == slashed else (written, slashed):
+            folder, slash, name = text.rpartition("/")
+            for place in self._places_of(folder or slash):
+                if os.path.normcase(name) in self._names_in(place.folder):
+                    is_top = place.folder == "."
+                    path = name if is_top else posixpath.join(place.folder, name)
+                    if place.is_cut:
+                        self.cut.append((written, path))
+                    return path
         return None
 
-    def _first(self, path: str) -> str | None:
-        if _is_absolute(path):
-            if not self._exists(path):
-                return None
-            inside = posixpath.relpath(path, self.root.absolute().as_posix())
-            return path if inside.startswith("..") else inside
-        for place in self.places:
-            candidate = posixpath.normpath(posixpath.join(place, path))
-            if self._exists(candidate):
-                return candidate
-        return None
+    def _places_of(self, folder: str) -> list[_Place]:
+        """Return the folders that a written folder may be, those that hold files alone, best first."""
+        if folder not in self._places:
+            self._places[folder] = [
+                place
+                for place in self._all_places(folder)
+                if self._names_in(place.folder)
+            ]
+        return self._places[folder]
 
-    def _exists(self, path: str) -> bool:
-        folder, _, name = path.rpartition("/")
-        folder = f"{folder}/" if path.startswith("/") else folder
-        return os.path.normcase(name) in self._names_in(folder)
+    def _all_places(self, folder: str) -> list[_Place]:
+        if not _ABSOLUTE.match(folder):
+            return [_Place(path, False) for path in self._below(folder)]
+        here = posixpath.normpath(folder)
+        inside = posixpath.relpath(here, self.root.absolute().as_posix())
+        places = [_Place(here if inside.startswith("..") else inside, False)]
+        parts = _ABSOLUTE.sub("", here, count=1).split("/")
+        ends = ["/".join(parts[start:]) for start in range(len(parts) + 1)]
+        return places + [
+            _Place(path, True) for end in ends for path in self._below(end)
+        ]
+
+    def _below(self, folder: str) -> list[str]:
+        """Return the path of a relative folder in each place."""
+        return [
+            posixpath.normpath(posixpath.join(place, folder)) for place in self.places
+        ]
 
     def _names_in(self, folder: str) -> frozenset[str]:
-        """Return the files of a folder; a table of a million rows lists each folder once."""
+        """Return the files of a folder."""
         if folder not in self._names:
             try:
                 with os.scandir(self.root / folder) as entries:
                     names = [os.path.normcase(e.name) for e in entries if e.is_file()]
             except PermissionError:
                 raise
-            except OSError:  # absent, a file, or a name that this system can not have
+            except (OSError, ValueError):  # absent, a file, or no name on this system
                 names = []
             self._names[folder] = frozenset(names)
         return self._names[folder]
@@ -103,42 +127,31 @@ class PictureFinder:
 
     def _tried(self, written: str) -> str:
         """Return the full paths that were tried, and a file there that is called nearly so."""
-        text = posixpath.normpath(written.replace("\\", "/"))
-        if _is_absolute(text):
+        folder, slash, name = written.replace("\\", "/").rpartition("/")
+        if _ABSOLUTE.match(folder or slash):
             return f"it and every end of it below {str(self.root)!r}"
-        paths = [
-            posixpath.normpath(posixpath.join(place, text)) for place in self.places
-        ]
-        tried = " and ".join(str(self.root / path) for path in paths)
-        for path in paths:
-            folder, _, name = path.rpartition("/")
-            alike = [
-                other for other in self._names_in(folder) if _is_alike(other, name)
-            ]
-            if alike:
-                return f"{tried}, where {min(alike)!r} is"
-        return tried
+        folders = self._below(folder)
+        tried = " and ".join(str(self.root / folder / name) for folder in folders)
+        there = [other for folder in folders for other in self._names_in(folder)]
+        alike = [other for other in there if _is_alike(other, name)]
+        return f"{tried}, where {min(alike)!r} is" if alike else tried
 
-    def _say_tails(self, table: Table, count: int) -> None:
-        if not self.tails:
+    def _say_cut(self, table: Table, count: int) -> None:
+        if not self.cut:
             return
         written_as: dict[str, str] = {}
-        for written, path in self.tails:
+        for written, path in self.cut:
             other = written_as.setdefault(path, written)
             if other != written:
                 raise UserError(
                     f"{str(table.file)!r} has paths of another machine, and two of them, {other!r} and {written!r}, "
                     f"end in the same picture {path!r}; write paths that are relative to {str(table.file.parent)!r}."
                 )
-        written, path = self.tails[0]
+        written, path = self.cut[0]
         say_once(
-            f"{str(table.file)!r}: {len(self.tails)} of {count} pictures have absolute paths that are not here; "
+            f"{str(table.file)!r}: {len(self.cut)} of {count} pictures have absolute paths that are not here; "
             f"their longest ends that are there are taken, such as {written!r} as {path!r} below {str(self.root)!r}."
         )
-
-
-def _is_absolute(path: str) -> bool:
-    return path.startswith("/") or _DRIVE.match(path) is not None
 
 
 def _is_alike(name: str, other: str) -> bool:

@@ -90,7 +90,7 @@ def find_checkpoint(which: str, root: Path, name: str | None) -> Path:
         raise UserError(
             f"--ckpt_path={which!r} is a URL; download the file first and give its path."
         )
-    if which in ("best", "last") and not Path(which).exists():
+    if which in ("best", "last") and not Path(which).is_file():
         for run in list_runs(root, name)[:1]:
             file = run / CHECKPOINTS / f"{which}.ckpt"
             if file.is_file():

@@ -39,9 +39,13 @@ def _moved_val(where: Path) -> Path | None:
     return where / names[0] if is_val else None
 
 
-def is_class_folder(where: Path, name: str) -> bool:
-    """Tell whether a folder in that of a split can be a class: one of flat pictures is none."""
-    return name.lower() != "images" and where / name != _moved_val(where)
+def class_folders(where: Path) -> list[str]:
+    """Return the folders in that of a split that can be classes, sorted: one of flat pictures is none."""
+    moved = _moved_val(where)
+    names = scan.list_folders(where)
+    return [
+        name for name in names if name.lower() != "images" and where / name != moved
+    ]
 
 
 def index_flat(

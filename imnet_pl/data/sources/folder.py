@@ -28,8 +28,7 @@ def has_class_folders(where: Path, empty: bool = False) -> bool:
     """Tell whether a folder has class folders with a picture, or with ``empty`` any."""
     if not where.is_dir():
         return False
-    names = scan.list_folders(where)
-    names = [name for name in names if flat.is_class_folder(where, name)]
+    names = flat.class_folders(where)
     return any(empty or scan.has_picture(where / name) for name in names)
 
 
@@ -54,7 +53,7 @@ def list_class_folders(folder: Path) -> list[str]:
         raise UserError(
             f"data.root: {str(folder)!r} has no class folders, {scan.describe_folder(folder)[6:]}."
         )
-    if mixed := [name for name in names if not flat.is_class_folder(folder, name)]:
+    if mixed := sorted(set(names) - set(flat.class_folders(folder))):
         raise UserError(
             f"data.root: {str(folder / mixed[0])!r} is not taken for a class, since folders of that name hold "
             "pictures of all classes; put a label.csv beside it, rename it, or name every class in data.classes."

@@ -39,7 +39,7 @@ def test_each_verb_has_help(capsys):
     for verb in VERBS:
         assert main([verb, "--help"]) == 0
         printed = capsys.readouterr().out
-        assert "--data.train_scale" in printed
+        assert "--data.root" in printed
         assert "weights_only" not in printed
 
 

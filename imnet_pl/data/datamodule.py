@@ -217,8 +217,6 @@ class ImageNetDataModule(LightningDataModule):
         """
         if stage == "predict":
             self.indices["predict"] = self._index_predict()
-            # There may be fewer pictures than ranks.
-            self.allow_zero_length_dataloader_with_multiple_devices = True
             return
         self.catalog.ensure()
         for split in {"fit": ("train", "val"), "validate": ("val",)}.get(

@@ -43,9 +43,17 @@ class KeySampler(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def longest(self) -> int:
+        """How many keys the rank with most of them has."""
+
 
 class Requests:
-    """Cuts a sampler's keys into requests; what torch's DataLoader calls a batch sampler."""
+    """Cuts a sampler's keys into requests; what torch's DataLoader calls a batch sampler.
+
+    Every rank makes as many: what a rank does in a batch, the others must do too. One that has no pictures
+    left makes an empty batch.
+    """
 
     def __init__(self, sampler: KeySampler, batch_size: int, drop_last: bool) -> None:
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
@@ -54,7 +62,7 @@ class Requests:
 
     def __iter__(self) -> Iterator[Request]:
         self.open.clear()
-        keys = []
+        keys: list[Key] = []
         for key in self.sampler:
             keys.append(key)
             if len(keys) == self.batch_size:
@@ -62,6 +70,8 @@ class Requests:
                 keys = []
         if keys and not self.drop_last:
             yield self._request(keys)
+        if self._count(len(self.sampler)) < len(self):
+            yield self._request([])
 
     def _request(self, keys: list[Key]) -> Request:
         """Return a request, which stays in ``open`` until its batch has come."""
@@ -69,7 +79,10 @@ class Requests:
         return self.open[-1]
 
     def __len__(self) -> int:
-        full, rest = divmod(len(self.sampler), self.batch_size)
+        return self._count(self.sampler.longest)
+
+    def _count(self, num_samples: int) -> int:
+        full, rest = divmod(num_samples, self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
 
@@ -154,20 +167,23 @@ class BatchLoader:
         self.batch_sampler.generation += 1
         if self._loader is None:
             for request in self.batch_sampler:
-                yield self._receive(self.dataset.__getitems__(request))
+                made = self.dataset.__getitems__(request)
+                self.batch_sampler.open.popleft()
+                yield self._receive(made)
+                del made
             return
         batches = iter(
             self._loader
         )  # receives and drops what an unfinished pass left behind
         self._free_left_behind()
         for made in batches:
+            self.batch_sampler.open.popleft()
             yield self._receive(made)
             del made
             self._free_unused()
 
     def _receive(self, made: MadeBatch) -> Batch:
         """Turn a message into a batch, and watch the memory of its slot."""
-        self.batch_sampler.open.popleft()
         if made.error is not None or made.images is None:
             raise UserError(made.error or "a batch without pictures")
         if made.slot is not None:

@@ -55,6 +55,11 @@ class TrainSampler(Sampler[Key]):
     def __len__(self) -> int:
         return self.num_samples // self.world_size
 
+    @property
+    def longest(self) -> int:
+        """Pictures of the rank that has most: as many as every other."""
+        return len(self)
+
 
 class EvalSampler(Sampler[Key]):
     """Every ``world_size``-th picture from ``rank`` on: each exactly once, none repeated to even things out.
@@ -63,10 +68,14 @@ class EvalSampler(Sampler[Key]):
         num_samples: Pictures in the split.
         rank: This process, from 0.
         world_size: Number of processes.
+
+    Attributes:
+        longest: Pictures of the rank that has most.
     """
 
     def __init__(self, num_samples: int, rank: int = 0, world_size: int = 1) -> None:
         self.indices = range(rank, num_samples, world_size)
+        self.longest = -(-num_samples // world_size)
 
     def __iter__(self) -> Iterator[Key]:
         return (Key(0, index, 0) for index in self.indices)

@@ -240,7 +240,8 @@ class ImageClassifier(LightningModule):
         }
         for name, metric in metrics.items():
             assert isinstance(metric, Metric)
-            metric.update(*counted[name])
+            if len(targets):  # a rank whose pictures are over makes empty batches
+                metric.update(*counted[name])
             self.log(
                 f"{split}/{name}",
                 metric,

@@ -4,7 +4,6 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -40,7 +39,6 @@ class GracefulStop(Callback):
         self.request = StopRequest()
         self._poll = Poll(is_free=True)
         self._poll_val = Poll(is_free=True)
-        self._num_common_batches = 0
 
     def on_sanity_check_start(
         self, trainer: Trainer, pl_module: LightningModule
@@ -66,8 +64,6 @@ class GracefulStop(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Ask anew: batches are counted from 0."""
         self._poll_val.restart()
-        if not trainer.sanity_checking:
-            self._num_common_batches = _batches_of_every_rank(trainer)
 
     def on_validation_batch_start(
         self,
@@ -80,9 +76,7 @@ class GracefulStop(Callback):
         """Leave within a validation, which the resumed run does from its start."""
         if trainer.state.fn != "fit" or trainer.sanity_checking or trainer.should_stop:
             return
-        if batch_idx < self._num_common_batches and self._poll_val.ask(
-            trainer, batch_idx, self._is_asked
-        ):
+        if self._poll_val.ask(trainer, batch_idx, self._is_asked):
             self._leave(trainer)
 
     def _is_asked(self) -> bool:
@@ -119,15 +113,6 @@ class GracefulStop(Callback):
 
 def _do_nothing() -> None:
     pass
-
-
-def _batches_of_every_rank(trainer: Trainer) -> int:
-    """Return how many batches of a validation all ranks have: they may differ by one."""
-    num_batches = int(sum(trainer.num_val_batches))
-    if trainer.world_size == 1:
-        return num_batches
-    mine = torch.tensor(num_batches, device=trainer.strategy.root_device)
-    return int(trainer.strategy.reduce(mine, reduce_op="min"))
 
 
 def describe_position(position: Position) -> str:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from imnet_pl.data.keys import mix
+from imnet_pl.data.loader import Requests
 from imnet_pl.data.sampler import EvalSampler, TrainSampler
 
 
@@ -76,3 +77,23 @@ def test_evaluation_takes_each_picture_once(num_samples, world_size):  # S35
     together = [key.position for rank in ranks for key in rank]
     assert sorted(together) == list(range(num_samples))
     assert sum(map(len, ranks)) == num_samples
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_samples", [25, 8, 9, 3, 1])
+@pytest.mark.parametrize("batch_size", [1, 4, 30])
+def test_every_rank_has_as_many_batches(num_samples, world_size, batch_size):
+    requests = [
+        Requests(EvalSampler(num_samples, rank, world_size), batch_size, False)
+        for rank in range(world_size)
+    ]
+    sizes = [[len(request.keys) for request in rank] for rank in requests]
+    assert {len(rank) for rank in sizes} == {len(requests[0])}
+    assert sum(map(sum, sizes)) == num_samples
+    assert all(0 not in rank[:-1] for rank in sizes)
+
+
+def test_a_pass_that_starts_within_an_epoch_has_no_empty_batch():
+    sampler = TrainSampler(20, 3, 1, 2)
+    sampler.start = 6
+    assert [len(r.keys) for r in Requests(sampler, 2, True)] == [2, 2]

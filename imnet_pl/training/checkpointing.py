@@ -41,8 +41,18 @@ class ExactCheckpoint(ModelCheckpoint):
         )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Start the clock."""
+        """Start the clock, and say which validations can not give a checkpoint."""
         self._last_save_sec = time.monotonic()
+        batches: Any = trainer.val_check_batch
+        window = trainer.accumulate_grad_batches
+        if self.monitor is None or batches == trainer.num_training_batches:
+            return
+        if isinstance(batches, int) and batches % window:
+            log.warning(
+                "trainer.val_check_interval of %d batches is no multiple of trainer.accumulate_grad_batches=%d: a "
+                "validation between two steps alone can give %s.ckpt.",
+                *(batches, window, self.filename),
+            )
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
@@ -68,7 +78,10 @@ class ExactCheckpoint(ModelCheckpoint):
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
     def _should_skip_saving_checkpoint(self, trainer: Trainer) -> bool:
-        return super()._should_skip_saving_checkpoint(trainer) or not is_sound(trainer)
+        """Skip also within a window: the gradients of its batches so far would be lost."""
+        is_skipped: bool = super()._should_skip_saving_checkpoint(trainer)
+        is_skipped = is_skipped or trainer.fit_loop._should_accumulate()
+        return is_skipped or not is_sound(trainer)
 
     def _should_save_on_train_epoch_end(self, trainer: Trainer) -> bool:
         return self.monitor is None or self.monitor in trainer.callback_metrics

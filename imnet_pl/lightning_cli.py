@@ -89,6 +89,7 @@ class ImageNetCLI(LightningCLI):
         self.build_only = build_only
         self._contract: dict[str, Any] | None = None
         self._ckpt_path: str | None = None
+        self._is_newest = False
         self._run_dir: Path | None = None
         self._initial_weights: str | None = None
         self._argument_names: set[str] = set()
@@ -197,6 +198,7 @@ class ImageNetCLI(LightningCLI):
             found = runs.find_checkpoint(given, folder, name)
         elif is_resume:
             found = runs.newest_of_run(folder, name)
+            self._is_newest = found is not None
         if found is not None:
             self._ckpt_path = str(found)
             self._contract = contract.read_contract(self._ckpt_path)
@@ -235,6 +237,9 @@ class ImageNetCLI(LightningCLI):
         config.resume = False  # a config.yaml must not resume by itself
         if self._contract is None:
             return
+        if self._is_newest:
+            progress, keep = self._contract["progress"], config.checkpoint.keep
+            checkpointing.finish_save(Path(str(self._ckpt_path)), progress, keep)
         trainer = config.trainer
         if done := contract.describe_done(
             self._contract["progress"],

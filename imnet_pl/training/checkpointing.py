@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_only
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.core.files import copy_file
@@ -183,19 +184,53 @@ class LastCheckpoint(ExactCheckpoint):
         """Save, copy, and remove copies that are too many."""
         super().on_train_epoch_end(trainer, pl_module)
         last = self.path
-        if trainer.is_global_zero and last.is_file():  # it stands further
-            last.with_name(CRASH_NAME).unlink(missing_ok=True)
-        if self.keep == 0 or not trainer.is_global_zero or not last.is_file():
-            return
-        copy = last.with_name(f"epoch_{trainer.current_epoch + 1:03d}.ckpt")
-        try:
+        if trainer.is_global_zero and last.is_file():
+            last.with_name(CRASH_NAME).unlink(missing_ok=True)  # last stands further
+            keep_epoch(last, trainer.current_epoch + 1, self.keep)
+
+
+def keep_epoch(last: Path, epochs: int, keep: int | str) -> None:
+    """Copy ``last.ckpt`` at the end of an epoch, and remove the copies that are too many.
+
+    Args:
+        last: The file.
+        epochs: Epochs that are over.
+        keep: Newest copies that stay, or ``all``.
+    """
+    if keep == 0:
+        return
+    copy = last.with_name(f"epoch_{epochs:03d}.ckpt")
+    try:
+        if not copy.is_file() or copy.stat().st_mtime_ns != last.stat().st_mtime_ns:
             copy_file(last, copy)
+    except OSError as error:
+        log.warning("%s could not be written (%s).", copy, error)
+        return
+    if keep != "all":
+        for old in list_epochs(last.parent)[: -int(keep)]:
+            old.unlink(missing_ok=True)
+
+
+@rank_zero_only
+def finish_save(found: Path, progress: dict[str, int], keep: int | str) -> None:
+    """Do what remains of a save in which a run was killed, in the run folder that goes on.
+
+    Args:
+        found: The checkpoint that stands furthest.
+        progress: From ``read_contract``.
+        keep: Newest copies of epochs that stay, or ``all``.
+    """
+    folder, last = found.parent, found.with_name("last.ckpt")
+    for partial in (*folder.glob("*.part"), *folder.parent.glob("*.part")):
+        partial.unlink(missing_ok=True)
+    if found != last:  # best.ckpt is written first; or last.ckpt is damaged
+        try:
+            copy_file(found, last)
         except OSError as error:
-            log.warning("%s could not be written (%s).", copy, error)
+            log.warning("%s could not be written (%s).", last, error)
             return
-        if self.keep != "all":
-            for old in list_epochs(last.parent)[: -int(self.keep)]:
-                old.unlink(missing_ok=True)
+    if progress["epochs"] and not progress["batches"]:
+        keep_epoch(last, progress["epochs"], keep)
 
 
 def list_epochs(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 import logging
 import pickle
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,11 @@ def run_dir_of(checkpoint: Path) -> Path | None:
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Return the checkpoints of a run, newest first."""
-    files = (run_dir / CHECKPOINTS).glob("*.ckpt")
-    return sorted(files, key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    times = {}
+    for file in (run_dir / CHECKPOINTS).glob("*.ckpt"):
+        with suppress(FileNotFoundError):  # removed by another rank meanwhile
+            times[file] = file.stat().st_mtime_ns
+    return sorted(times, key=times.__getitem__, reverse=True)
 
 
 def list_runs(root: Path, name: str | None) -> list[Path]:

@@ -3,6 +3,7 @@
 import csv
 import logging
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 
 from imnet_pl.cli import main
 from imnet_pl.model.classifier import ImageClassifier
+from imnet_pl.training import checkpointing
+from imnet_pl.training.checkpoint_io import SafeCheckpointIO
 
 RUN = "runs/run/version_0"
 
@@ -118,6 +121,81 @@ def test_resume_is_exact(
     assert [p.name for p in (in_tmp / "parts/runs/run").iterdir()] == ["version_0"]
 
 
+@pytest.fixture
+def always_best(monkeypatch):
+    """Each validation that may give a best.ckpt does."""
+    better = checkpointing.ExactCheckpoint
+    monkeypatch.setattr(better, "check_monitor_top_k", lambda *_: True)
+
+
+def test_no_checkpoint_is_written_within_a_window(
+    root, in_tmp, network, always_best, monkeypatch, caplog
+):
+    save, saved = SafeCheckpointIO.save_checkpoint, []
+
+    def save_checkpoint(self, checkpoint, path, **_):
+        saved.append((Path(path).name, checkpoint["imnet_pl_resume"]["batches_done"]))
+        save(self, checkpoint, path)
+
+    monkeypatch.setattr(SafeCheckpointIO, "save_checkpoint", save_checkpoint)
+    more = ["--trainer.accumulate_grad_batches=2", "--trainer.val_check_interval=1"]
+    with caplog.at_level(logging.WARNING):
+        assert train(root, *more, "--trainer.max_epochs=1") == 0
+    # Validated after each of 6 batches; that at the end gives the checkpoint of the epoch.
+    assert [done for name, done in saved if name == "best.ckpt"] == [2, 4, 0]
+    assert [done for name, done in saved if name == "last.ckpt"] == [2, 4, 0]
+    assert "1 batches is no multiple of trainer.accumulate_grad_batches=2" in (
+        caplog.text
+    )
+
+
+@pytest.mark.parametrize("moment", ["last.ckpt", "epoch_003.ckpt", "removal"])
+def test_a_last_save_that_was_cut_short_is_finished(
+    root, in_tmp, network, always_best, monkeypatch, capsys, moment
+):
+    for name in ("whole", "parts"):
+        (in_tmp / name).mkdir()
+    monkeypatch.chdir(in_tmp / "whole")
+    assert train(root) == 0
+    monkeypatch.chdir(in_tmp / "parts")
+    with monkeypatch.context() as patched:
+        cut_short(patched, moment)
+        with pytest.raises(Stopped):
+            train(root)
+    folder = in_tmp / "parts" / RUN
+    for name in ("curves.png.part", "checkpoints/last.ckpt.part"):
+        (folder / name).write_bytes(b"half")
+    assert main(["fit", "--resume"]) == 0
+    assert "nothing to do: 3 of 3 epochs are done" in capsys.readouterr().err
+    assert_same_run(in_tmp / "whole", in_tmp / "parts")
+    files = [path.name for path in folder.rglob("*.part")]
+    files += [path.name for path in (folder / "checkpoints").iterdir()]
+    assert sorted(files) == ["best.ckpt", "epoch_003.ckpt", "last.ckpt"]
+    copy = folder / "checkpoints" / "epoch_003.ckpt"
+    assert copy.read_bytes() == copy.with_name("last.ckpt").read_bytes()
+
+
+def cut_short(monkeypatch, moment):
+    """Let the save at the end of the third epoch stop before a file is written, or old ones are removed."""
+    save, copy = SafeCheckpointIO.save_checkpoint, checkpointing.copy_file
+
+    def save_checkpoint(self, checkpoint, path, **_):
+        progress = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
+        if Path(path).name == moment and progress["processed"] == 3:
+            raise Stopped
+        save(self, checkpoint, path)
+
+    def copy_file(source, target):
+        if target.name == moment:
+            raise Stopped
+        copy(source, target)
+        if moment == "removal" and target.name == "epoch_003.ckpt":
+            raise Stopped
+
+    monkeypatch.setattr(SafeCheckpointIO, "save_checkpoint", save_checkpoint)
+    monkeypatch.setattr(checkpointing, "copy_file", copy_file)
+
+
 def test_workers_change_nothing_on_the_way(root, in_tmp, network, stop_at, monkeypatch):
     for name in ("whole", "parts"):
         (in_tmp / name).mkdir()
@@ -211,6 +289,19 @@ def test_a_damaged_checkpoint_is_skipped_by_name(root, in_tmp, network, capsys):
     assert "skipped: --ckpt_path=" in error
     assert "last.ckpt" in error
     assert read(in_tmp)["global_step"] == 18
+
+
+def test_an_older_checkpoint_that_is_asked_for_replaces_nothing_at_once(
+    root, in_tmp, network, monkeypatch
+):
+    assert train(root, "--checkpoint.keep=all") == 0
+    folder = in_tmp / RUN / "checkpoints"
+    before = (folder / "last.ckpt").read_bytes()
+    monkeypatch.setattr(ImageClassifier, "on_train_start", lambda _: 1 / 0)
+    older = str(folder / "epoch_001.ckpt")
+    with pytest.raises(ZeroDivisionError):
+        main(["fit", "--ckpt_path", older])
+    assert (folder / "last.ckpt").read_bytes() == before
 
 
 @pytest.mark.parametrize("change", ["cut", "flip", "empty", "text"])

@@ -76,6 +76,8 @@ class GracefulStop(Callback):
         """Leave within a validation, which the resumed run does from its start."""
         if trainer.state.fn != "fit" or trainer.sanity_checking or trainer.should_stop:
             return
+        if trainer.fit_loop._should_accumulate():  # its gradients would be lost
+            return
         if self._poll_val.ask(trainer, batch_idx, self._is_asked):
             self._leave(trainer)
 
@@ -168,8 +170,10 @@ class CrashCheckpoint(Callback):
         )
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """A validation changes nothing."""
-        self._is_between_steps = not trainer.sanity_checking
+        """A validation changes nothing; the window may be open."""
+        self._is_between_steps = not (
+            trainer.sanity_checking or trainer.fit_loop._should_accumulate()
+        )
 
     def on_validation_end(self, *args: Any) -> None:
         """Early stopping and the best score are taking the result in."""

@@ -65,6 +65,7 @@ def run_in(folder, monkeypatch, *more):
         ("SIGTERM", 143, "validation_step", 2, 1, 1.0),
         ("SIGHUP", 143, "validation_step", 3, 1, 0.5),
         ("SIGINT", 130, "validation_step", 7, 4, 1.0),
+        ("SIGINT", 130, "validation_step", 3, 4, 0.5),  # within a window
     ],
 )
 def test_a_signal_saves_and_the_run_goes_on_exactly(

@@ -2,12 +2,15 @@
 
 import csv
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 from torch import nn
+
+from imnet_pl.data.sources import auto
 
 REPO = Path(__file__).parents[1]
 CLASSES = ("n01", "n02", "n03")
@@ -44,6 +47,40 @@ def root(tmp_path):
     write_classes(root / "train", dict.fromkeys(CLASSES, 8))
     write_classes(root / "val", dict.fromkeys(CLASSES, 3), seed=50)
     return root
+
+
+def settle(root, then=None):
+    """Let everything below a root have changed an hour ago: its index is kept from now on."""
+    then = then or time.time() - 3600
+    for path in (root, *root.rglob("*")):
+        os.utime(path, (then, then))
+
+
+@pytest.fixture
+def old_root(root):
+    """Class folders that did not change lately."""
+    settle(root)
+    return root
+
+
+@pytest.fixture
+def kept_in(tmp_path, monkeypatch):
+    """Return the folder in which indices are kept, this test's own."""
+    monkeypatch.setenv("IMNET_PL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "index"
+
+
+@pytest.fixture
+def scans(kept_in, monkeypatch):
+    """Return a list that gets the split of every scan, with nothing kept so far."""
+    seen, scan = [], auto.index_split
+
+    def index_split(root, split, *args, **options):
+        seen.append(split)
+        return scan(root, split, *args, **options)
+
+    monkeypatch.setattr(auto, "index_split", index_split)
+    return seen
 
 
 @pytest.fixture

@@ -43,8 +43,9 @@ DATA_LEVELS = {
     "inspection": 2,
     "duplicates": 3,
     "findings": 4,
-    "catalog": 4,
-    "datamodule": 5,
+    "index_cache": 4,
+    "catalog": 5,
+    "datamodule": 6,
 }
 
 

@@ -9,6 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 log = logging.getLogger(__name__)
 
 # A virus scanner or a syncing folder on Windows holds a new file for a moment.
@@ -76,13 +78,36 @@ def replace_file(source: Path, target: Path) -> None:
             os.close(folder)
 
 
+def flush_file(file: Path) -> None:
+    """Bring a file that was written onto the disk."""
+    with file.open("rb+") as content:
+        os.fsync(content.fileno())
+
+
+def notes_folder_changes(folder: Path) -> bool:
+    """Tell whether the time of a folder changes with its entries, by the kind of file system.
+
+    It does not on FAT and exFAT under Windows, and not reliably on what a program mounts (FUSE), such as an
+    object store.
+    """
+    real = os.path.realpath(folder)
+    # All drives of Windows include those of a network that may not answer.
+    disks = psutil.disk_partitions(all=os.name != "nt")
+    over = [disk for disk in disks if Path(real).is_relative_to(disk.mountpoint)]
+    if not over:
+        return True
+    kind = max(over, key=lambda disk: len(disk.mountpoint)).fstype.lower()
+    if os.name == "nt":
+        return "fat" not in kind
+    return kind != "fuse" and not kind.startswith("fuse.")
+
+
 def copy_file(source: Path, target: Path) -> None:
     """Copy a file through a temporary neighbour: the target is whole as soon as it is there, and as old."""
     partial = target.with_name(f"{target.name}.part")
     try:
         shutil.copyfile(source, partial)
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
+        flush_file(partial)
         status = source.stat()
         os.utime(partial, ns=(status.st_atime_ns, status.st_mtime_ns))
         replace_file(partial, target)

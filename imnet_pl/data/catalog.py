@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 from imnet_pl.core.errors import UserError, nearest_hint, some_of
+from imnet_pl.data import index_cache
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.sources import auto, digits
 from imnet_pl.data.sources.class_list import read_classes
@@ -130,13 +131,13 @@ class Catalog:
         return self._made[split]
 
     def _index_source(self, split: str) -> ImageIndex:
-        return auto.index_split(
+        return index_cache.index_split(
             self.root,
             split,
             self.classes,
-            self.source,
-            self.label_format,
-            self.image_root,
+            source=self.source,
+            label_format=self.label_format,
+            image_root=self.image_root,
             classes_given=self._given_classes is not None,
             is_unsplit=self.rule is not None,
         )

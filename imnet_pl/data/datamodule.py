@@ -205,9 +205,20 @@ class ImageNetDataModule(LightningDataModule):
         return len(self.classes)
 
     def prepare_data(self) -> None:
-        """Write the digits, if they are the source."""
+        """Write the digits, if they are the source, and index the data before other ranks do: they find it kept."""
         if self._needs_root:
             self.catalog.ensure()
+        if self.trainer is not None and self.trainer.state.fn is not None:
+            for split in self._splits_of(self.trainer.state.fn.value):
+                self._index_split(split)
+
+    def _splits_of(self, stage: str) -> tuple[str, ...]:
+        """Return the splits that a stage needs."""
+        if stage == "predict":
+            return tuple(split for split in SPLITS if split == self.predict_input)
+        if stage == "fit":
+            return ("train", "val")
+        return ("val",) if stage == "validate" else (self.test_split,)
 
     def setup(self, stage: str) -> None:
         """Index what a stage needs: ``fit``, ``validate``, ``test`` or ``predict``.
@@ -219,11 +230,8 @@ class ImageNetDataModule(LightningDataModule):
             self.indices["predict"] = self._index_predict()
             return
         self.catalog.ensure()
-        for split in {"fit": ("train", "val"), "validate": ("val",)}.get(
-            stage, (self.test_split,)
-        ):
-            if split not in self.indices:
-                self.indices[split] = self._index_split(split)
+        for split in self._splits_of(stage):
+            self._index_split(split)
         if stage == "fit":
             self.catalog.require_groups_apart(
                 self.indices["train"], self.indices["val"]
@@ -231,10 +239,12 @@ class ImageNetDataModule(LightningDataModule):
             self._fit_batch_to_data()
 
     def _index_split(self, split: str) -> ImageIndex:
-        index = self.catalog.index(split)
-        if self.num_per_class is None or split not in ("train", "val"):
-            return index
-        return index.draw_per_class(self.num_per_class, self.seed)
+        if split not in self.indices:
+            index = self.catalog.index(split)
+            if self.num_per_class is not None and split in ("train", "val"):
+                index = index.draw_per_class(self.num_per_class, self.seed)
+            self.indices[split] = index
+        return self.indices[split]
 
     def _index_predict(self) -> ImageIndex:
         if self.predict_input is None:

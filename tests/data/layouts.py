@@ -39,6 +39,20 @@ def classes_of(image_index):
     return {file: names[label] for file, label in labels_of(image_index).items()}
 
 
+def assert_same(index, other):
+    """Compare two indices by all that they hold."""
+    assert paths_of(index) == paths_of(other)
+    assert index.labels.tolist() == other.labels.tolist()
+    assert (index.classes, index.root) == (other.classes, other.root)
+    assert index.fingerprint == other.fingerprint
+    for name in ("groups", "times"):
+        column, expected = getattr(index, name), getattr(other, name)
+        assert (column is None) == (expected is None)
+        if column is not None:
+            assert column.codes.tolist() == expected.codes.tolist()
+            assert column.names == expected.names
+
+
 def write_labels(root, text, encoding="utf-8", where="val"):
     (root / where / "val_label.txt").write_bytes(text.encode(encoding))
 

@@ -17,6 +17,7 @@ from imnet_pl.data.sources import (
     labels,
     official,
     scan,
+    trace,
 )
 from imnet_pl.data.sources.layout import LabelFormat, Layout, Options
 from imnet_pl.data.sources.notices import say_once
@@ -148,6 +149,7 @@ def index_split(
     Raises:
         UserError: The split does not lie there in that layout.
     """
+    trace.look_at(root, root / split)
     if is_unsplit and split == "train" and _is_unsplit(root, source):
         options = Options(classes_given=classes_given)
         return folder.index_class_folders(root, root, split, classes, options)

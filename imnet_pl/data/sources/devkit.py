@@ -15,7 +15,7 @@ import numpy as np
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.data.index import ImageIndex
-from imnet_pl.data.sources import flat, official
+from imnet_pl.data.sources import flat, official, trace
 from imnet_pl.data.sources.layout import Options
 
 _MAP = "map_clsloc.txt"
@@ -127,6 +127,7 @@ def _read_mat(file: Path) -> list[tuple[int, str]]:
     from scipy.io import loadmat
     from scipy.io.matlab import MatReadError
 
+    trace.look_at(file)
     try:
         synsets = np.atleast_1d(loadmat(file, squeeze_me=True)["synsets"])
         (id_field,) = [

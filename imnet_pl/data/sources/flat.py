@@ -8,9 +8,7 @@ from pathlib import Path
 from imnet_pl.core.errors import UserError, some_of
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.sources import scan
-from imnet_pl.data.sources.notices import say_once
-
-log = logging.getLogger(__name__)
+from imnet_pl.data.sources.notices import say, say_once
 
 WNID = re.compile(r"n\d{8}")
 VAL_STEM = re.compile(r"ILSVRC2012_val_(\d{8})")
@@ -39,13 +37,10 @@ def _moved_val(where: Path) -> Path | None:
     return where / names[0] if is_val else None
 
 
-def class_folders(where: Path) -> list[str]:
-    """Return the folders in that of a split that can be classes, sorted: one of flat pictures is none."""
+def class_folders(where: Path, names: Sequence[str]) -> list[str]:
+    """Return which folders in that of a split can be classes: one of flat pictures is none."""
     moved = _moved_val(where)
-    names = scan.list_folders(where)
-    return [
-        name for name in names if name.lower() != "images" and where / name != moved
-    ]
+    return [n for n in names if n.lower() != "images" and where / n != moved]
 
 
 def index_flat(
@@ -134,4 +129,4 @@ def say_lacking(split: str, labels: Sequence[int], classes: Sequence[str]) -> No
     """Say which classes have no pictures."""
     if lacking := sorted(set(range(len(classes))) - set(labels)):
         names = some_of([classes[i] for i in lacking])
-        log.warning("%s has no pictures of %d classes: %s.", split, len(lacking), names)
+        say(f"{split} has no pictures of {len(lacking)} classes: {names}.")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from imnet_pl.core.errors import UserError, some_of
 from imnet_pl.data.index import ImageIndex
-from imnet_pl.data.sources import archives, flat, folder, official, scan
+from imnet_pl.data.sources import archives, flat, folder, official, scan, trace
 from imnet_pl.data.sources.labels import LabelReader, guess_format
 from imnet_pl.data.sources.layout import Options
 
@@ -119,6 +119,7 @@ def _the_label_file(root: Path, split: str) -> Path:
 
 def _read_label_file(label_file: Path, pictures: set[str]) -> dict[str, str]:
     """Return picture name -> label text as the file gives it."""
+    trace.look_at(label_file)
     try:
         lines = label_file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:

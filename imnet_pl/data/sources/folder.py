@@ -6,17 +6,17 @@ root/
   test/n01440764/*.JPEG      optional
 """
 
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from imnet_pl.core.errors import UserError, some_of
-from imnet_pl.data.index import ImageIndex
-from imnet_pl.data.sources import flat, scan
-from imnet_pl.data.sources.layout import Options
+import numpy as np
 
-log = logging.getLogger(__name__)
+from imnet_pl.core.errors import UserError, some_of
+from imnet_pl.data.index import ImageIndex, PathColumn
+from imnet_pl.data.sources import flat, scan, trace
+from imnet_pl.data.sources.layout import Options
+from imnet_pl.data.sources.notices import say
 
 
 def matches(root: Path, split: str) -> bool:
@@ -28,7 +28,7 @@ def has_class_folders(where: Path, empty: bool = False) -> bool:
     """Tell whether a folder has class folders with a picture, or with ``empty`` any."""
     if not where.is_dir():
         return False
-    names = flat.class_folders(where)
+    names = flat.class_folders(where, scan.list_folders(where))
     return any(empty or scan.has_picture(where / name) for name in names)
 
 
@@ -53,7 +53,8 @@ def list_class_folders(folder: Path) -> list[str]:
         raise UserError(
             f"data.root: {str(folder)!r} has no class folders, {scan.describe_folder(folder)[6:]}."
         )
-    if mixed := sorted(set(names) - set(flat.class_folders(folder))):
+    classes = set(flat.class_folders(folder, names))
+    if mixed := [name for name in names if name not in classes]:
         raise UserError(
             f"data.root: {str(folder / mixed[0])!r} is not taken for a class, since folders of that name hold "
             "pictures of all classes; put a label.csv beside it, rename it, or name every class in data.classes."
@@ -91,27 +92,44 @@ def index_class_folders(
     skipped = scan.Skipped()
     present = scan.list_folders(folder, skipped)
     _require_known(folder, present, classes)
-    prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
-    real = {os.path.realpath(folder / name) for name in present}
-    paths: list[str] = []
-    labels: list[int] = []
-    absent: list[str] = []
-    known = set(present)
-    for label, name in enumerate(classes):
-        pictures = (
-            scan.walk_pictures(folder / name, skipped, real) if name in known else []
-        )
-        if not pictures:
-            absent.append(name)
-        paths += [f"{prefix}{name}/{picture}" for picture in pictures]
-        labels += [label] * len(pictures)
-    if not paths and (split != "train" or not present):
+    paths, counts = _read_classes(root, folder, present, classes, skipped)
+    if not any(counts) and (split != "train" or not present):
         raise UserError(
             f"data.root: the class folders in {str(folder)!r} hold no pictures; add some."
         )
+    absent = [name for name, count in zip(classes, counts, strict=True) if not count]
     _check_absent(folder, split, present, absent, options)
     skipped.say(folder)
-    return ImageIndex.from_rows(root, paths, labels, classes)
+    labels = np.repeat(np.arange(len(classes)), counts)
+    return ImageIndex(str(root), *paths.arrays(), labels, tuple(classes))
+
+
+def _read_classes(
+    root: Path,
+    folder: Path,
+    present: list[str],
+    classes: Sequence[str],
+    skipped: scan.Skipped,
+) -> tuple[PathColumn, list[int]]:
+    """Return the paths of all classes, and how many each has."""
+    prefix = "" if folder == root else f"{folder.relative_to(root).as_posix()}/"
+    real = {os.path.realpath(folder / name) for name in present}
+
+    def read(name: str) -> tuple[PathColumn, scan.Skipped]:
+        column, left_out = PathColumn(), scan.Skipped()
+        if name in known:
+            pictures = scan.walk_pictures(folder / name, left_out, real)
+            column.extend(pictures, prefix=f"{prefix}{name}/")
+        return column, left_out
+
+    known, paths = set(present), PathColumn()
+    counts: list[int] = []
+    for column, left_out in trace.in_threads(read, classes):
+        paths.join(column)
+        skipped.add(left_out)
+        counts.append(len(column))
+        trace.count_pictures(len(column))
+    return paths, counts
 
 
 def _require_known(folder: Path, present: list[str], classes: Sequence[str]) -> None:
@@ -137,6 +155,5 @@ def _check_absent(
             "class, without it to leave it out."
         )
     if absent:
-        log.warning(
-            "%s has no pictures of %d classes: %s.", split, len(absent), some_of(absent)
-        )
+        names = some_of(absent)
+        say(f"{split} has no pictures of {len(absent)} classes: {names}.")

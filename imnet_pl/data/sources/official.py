@@ -7,7 +7,7 @@ from pathlib import Path
 
 from imnet_pl.core.errors import UserError, some_of
 from imnet_pl.data.index import ImageIndex
-from imnet_pl.data.sources import flat, folder
+from imnet_pl.data.sources import flat, folder, trace
 from imnet_pl.data.sources.layout import Options
 from imnet_pl.data.sources.notices import say_once
 
@@ -56,6 +56,7 @@ def has_flat_val(root: Path, split: str) -> bool:
 
 def find_beside(root: Path, name: str) -> Path | None:
     """Return a file of Kaggle's: in ``root``, or where the tree begins when ``root`` lies within it."""
+    trace.look_at(*_above(root))
     files = (folder / name for folder in _above(root))
     return next((file for file in files if file.is_file()), None)
 
@@ -69,6 +70,7 @@ def find_ground_truths(root: Path) -> list[Path]:
         for file in sorted(folder.glob(kit + GROUND_TRUTH))
         if _TRUTH_NAME.fullmatch(file.name)
     ]
+    trace.look_at(*_above(root), *(file.parent for file in found))
     return list(dict.fromkeys(found))
 
 
@@ -161,6 +163,7 @@ def read_lines(file: Path) -> list[str]:
     Raises:
         UserError: It is no text.
     """
+    trace.look_at(file)
     try:
         return file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from imnet_pl.core.errors import UserError
+from imnet_pl.data.sources import trace
 from imnet_pl.data.sources.notices import say_once
 from imnet_pl.data.sources.table import Table
 
@@ -102,6 +103,7 @@ class PictureFinder:
     def _names_in(self, folder: str) -> frozenset[str]:
         """Return the files of a folder."""
         if folder not in self._names:
+            trace.look_at(self.root / folder)
             try:
                 with os.scandir(self.root / folder) as entries:
                     names = [os.path.normcase(e.name) for e in entries if e.is_file()]
@@ -110,6 +112,7 @@ class PictureFinder:
             except (OSError, ValueError):  # absent, a file, or no name on this system
                 names = []
             self._names[folder] = frozenset(names)
+            trace.count_pictures(len(names))
         return self._names[folder]
 
     def _refuse_missing(self, table: Table, missing: list[int], count: int) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from imnet_pl.core.errors import UserError, some_of
-from imnet_pl.data.sources import scan
+from imnet_pl.data.sources import scan, trace
 from imnet_pl.data.sources.notices import say_once
 
 _BOMS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
@@ -102,6 +102,7 @@ def read_text(file: Path) -> str:
     Raises:
         UserError: It is in none of these.
     """
+    trace.look_at(file)
     data = file.read_bytes()
     encoding = _BOMS.get(data[:2], "utf-8-sig")
     try:

@@ -138,11 +138,9 @@ def stage_costs(data: Any, rounds: int = 2) -> dict[str, float]:
         clock = time.thread_time()
         content = Path(path).read_bytes()
         clock = add("read", clock)
-        shape = decode.jpeg_size(content)
+        picture = decode.open_picture(content, transform.policy)
         clock = add("header", clock)
-        pixels = (
-            decode.decode_jpeg(content, shape) if shape else decode.decode_rgb(content)
-        )
+        pixels = picture.decode()
         clock = add("decode", clock)
         box = augment.draw_crop(
             *pixels.shape[:2], transform.scale, transform.ratio, rng

@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
 from lightning.pytorch.loggers import Logger
 
 from imnet_pl.training import checkpointing, guards, loggers, runs
+from imnet_pl.training.bad_pictures import BadPictures
 from imnet_pl.training.checkpoint_io import SafeCheckpointIO
 from imnet_pl.training.curves import Curves
 from imnet_pl.training.leaving import CrashCheckpoint, GracefulStop
@@ -41,7 +42,9 @@ def build(
         continued: Where a resumed run goes on; None: in a new run folder.
     """
     trainer = config.trainer
-    callbacks += _fit_callbacks(config) if verb == "fit" else [EpochLine()]
+    callbacks += (
+        _fit_callbacks(config) if verb == "fit" else [EpochLine(), BadPictures()]
+    )
     chosen: dict[str, Any] = {"plugins": _with_safe_io(trainer.plugins)}
     if verb != "fit":
         chosen["enable_checkpointing"] = False
@@ -62,6 +65,7 @@ def _fit_callbacks(config: Namespace) -> list[Callback]:
     timer = StepTimer()
     own: list[Callback] = [timer, EpochLine(timer), guards.FinalValidation()]
     own += [ExactResume(config.allow_changed_data), loggers.LogHistory(), Curves()]
+    own.append(BadPictures())
     own += [GracefulStop(), CrashCheckpoint()]
     own += guards.build_guards(**config.guard)
     if stopping := guards.build_early_stopping(**config.early_stopping):

@@ -31,9 +31,13 @@ ROOMS = {
 CORE_MAY_USE = {*sys.stdlib_module_names, "numpy", "psutil", "platformdirs", "imnet_pl"}
 # Inside data: a module imports only what stands on a lower level.
 DATA_LEVELS = {
+    "headers": -2,
+    "pixel_budget": -2,
+    "pillow_formats": -1,
     "index": 0,
     "decode": 0,
     "keys": 0,
+    "reading": 0,
     "augment": 1,
     "dataset": 2,
     "loader": 3,

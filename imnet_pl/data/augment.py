@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from imnet_pl.data import decode
+from imnet_pl.data.decode import DEFAULT_POLICY, DecodePolicy
 
 Interpolation = Literal["bilinear", "bicubic"]
 Box = tuple[int, int, int, int]  # top, left, height, width
@@ -98,6 +99,7 @@ class TrainTransform:
         hflip: Probability of a horizontal flip.
         interpolation: ``bilinear`` or ``bicubic``.
         reduced_decode: Decode a JPEG at 1/2, 1/4 or 1/8 when the crop stays at least ``image_size``.
+        policy: How a file becomes RGB.
     """
 
     image_size: int
@@ -106,6 +108,7 @@ class TrainTransform:
     hflip: float
     interpolation: Interpolation
     reduced_decode: bool
+    policy: DecodePolicy = DEFAULT_POLICY
 
     def __call__(self, data: bytes, key: int, out: Tensor) -> None:
         """Write the picture into ``out``, uint8 [3, S, S]; ``key`` seeds its random choices.
@@ -114,26 +117,24 @@ class TrainTransform:
             UnreadableImage: The file can not be decoded.
         """
         rng = random.Random(key)
-        pixels, box = self._decode_crop(data, rng)
-        top, left, height, width = box
-        crop = pixels[top : top + height, left : left + width]
-        resize(crop, self.interpolation, out)
+        picture = decode.open_picture(data, self.policy)
+        with decode.BUDGET.hold(picture.num_pixels):
+            pixels, box = self._decode_crop(picture, rng)
+            top, left, height, width = box
+            crop = pixels[top : top + height, left : left + width]
+            resize(crop, self.interpolation, out)
         if rng.random() < self.hflip:
             out.copy_(out.flip(-1))
 
     def _decode_crop(
-        self, data: bytes, rng: random.Random
+        self, picture: decode.Picture, rng: random.Random
     ) -> tuple[NDArray[np.uint8], Box]:
-        """Return a decoded picture, and the box to crop from it; a JPEG's box is drawn before decoding."""
-        size = decode.jpeg_size(data)
-        if size is None:
-            pixels = decode.decode_rgb(data)
-            height, width = pixels.shape[:2]
-            return pixels, draw_crop(height, width, self.scale, self.ratio, rng)
-        box = draw_crop(*size, self.scale, self.ratio, rng)
-        factor = reduction_factor(box, self.image_size) if self.reduced_decode else 1
-        pixels = decode.decode_jpeg(data, size, factor)
-        return pixels, _scale_box(box, size, pixels.shape[:2])
+        """Return a decoded picture, and the box to crop from it, which is drawn before decoding."""
+        box = draw_crop(*picture.size, self.scale, self.ratio, rng)
+        shrinks = self.reduced_decode and picture.can_shrink
+        factor = reduction_factor(box, self.image_size) if shrinks else 1
+        pixels = picture.decode(factor)
+        return pixels, _scale_box(box, picture.size, pixels.shape[:2])
 
 
 def _scale_box(box: Box, size: tuple[int, int], decoded: tuple[int, ...]) -> Box:
@@ -159,11 +160,13 @@ class EvalTransform:
         image_size: Side of the crop in px.
         resize: Length of the short side before the crop in px, at least ``image_size``.
         interpolation: ``bilinear`` or ``bicubic``.
+        policy: How a file becomes RGB.
     """
 
     image_size: int
     resize: int
     interpolation: Interpolation
+    policy: DecodePolicy = DEFAULT_POLICY
 
     def __call__(self, data: bytes, key: int, out: Tensor) -> None:
         """Write the picture into ``out``, uint8 [3, S, S].
@@ -171,22 +174,31 @@ class EvalTransform:
         Raises:
             UnreadableImage: The file can not be decoded, or is so narrow that resizing makes it huge.
         """
-        pixels = decode.decode_rgb(data)
-        height, width = pixels.shape[:2]
+        picture = decode.open_picture(data, self.policy)
+        size = self._resized(*picture.size)
+        with decode.BUDGET.hold(picture.num_pixels + math.prod(size)):
+            resized = torch.empty((*size, 3), dtype=torch.uint8).permute(2, 0, 1)
+            resize(picture.decode(), self.interpolation, resized)
+            # Both roundings as in torchvision's Resize and CenterCrop, so that accuracies compare.
+            top, left = (round((side - self.image_size) / 2.0) for side in size)
+            out.copy_(
+                resized[:, top : top + self.image_size, left : left + self.image_size]
+            )
+
+    def _resized(self, height: int, width: int) -> tuple[int, int]:
+        """Return (height, width) after the short side is resized.
+
+        Raises:
+            UnreadableImage: They would be huge.
+        """
         short = min(height, width)
         size = int(self.resize * height / short), int(self.resize * width / short)
-        if math.prod(size) > decode.MAX_PIXELS:
+        if math.prod(size) > self.policy.max_pixels:
             raise decode.UnreadableImage(
                 f"{width} x {height} px are too narrow: a short side of {self.resize} px would make them "
                 f"{size[1]} x {size[0]}"
             )
-        resized = torch.empty((*size, 3), dtype=torch.uint8).permute(2, 0, 1)
-        resize(pixels, self.interpolation, resized)
-        # Both roundings as in torchvision's Resize and CenterCrop, so that accuracies compare.
-        top, left = (round((side - self.image_size) / 2.0) for side in size)
-        out.copy_(
-            resized[:, top : top + self.image_size, left : left + self.image_size]
-        )
+        return size
 
 
 Transform = TrainTransform | EvalTransform

@@ -16,7 +16,14 @@ from imnet_pl.data.augment import (
     Transform,
 )
 from imnet_pl.data.catalog import Catalog
-from imnet_pl.data.dataset import ImageDataset, Slots
+from imnet_pl.data.dataset import (
+    BadPicture,
+    ImageDataset,
+    OnBadEvalImage,
+    OnBadImage,
+    Slots,
+)
+from imnet_pl.data.decode import MAX_PIXELS, DecodePolicy
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.loader import BatchLoader
 from imnet_pl.data.sampler import EvalSampler, TrainSampler
@@ -63,6 +70,12 @@ class ImageNetDataModule(LightningDataModule):
         eval_resize: Short side before the centre crop in px; default ``image_size * 256 / 224``.
         interpolation: Resizing, always antialiased: ``bilinear`` or ``bicubic``.
         reduced_decode: Decode training JPEGs at 1/2, 1/4 or 1/8 where the crop stays large enough.
+        alpha_background: RGB colour behind what is transparent in a picture, 0 to 255 each.
+        exif_orientation: Turn pictures as their EXIF says, in all stages.
+        max_pixels: Larger pictures are not read, but for baseline JPEGs, decoded at 1/2, 1/4 or 1/8.
+        on_bad_image: A training picture that can not be read: ``error``, ``replace`` it by another of its class,
+            or use a JPEG that ends early as far as it goes (``partial``) and replace all others.
+        on_bad_eval_image: One in validation and test: ``error``, or it counts as ``wrong``.
         drop_last: Leave out a last short training batch (other pictures each epoch).
         num_workers: Worker processes of a loader; 0: decode in the training process; default by cores.
         num_threads: Decoding threads in each worker; default by cores.
@@ -96,6 +109,11 @@ class ImageNetDataModule(LightningDataModule):
         eval_resize: int | None = None,
         interpolation: Interpolation = "bilinear",
         reduced_decode: bool = False,
+        alpha_background: tuple[int, int, int] = (255, 255, 255),
+        exif_orientation: bool = False,
+        max_pixels: int = MAX_PIXELS,
+        on_bad_image: OnBadImage = "replace",
+        on_bad_eval_image: OnBadEvalImage = "wrong",
         drop_last: bool = True,
         num_workers: int | None = None,
         num_threads: int | None = None,
@@ -137,6 +155,12 @@ class ImageNetDataModule(LightningDataModule):
             interpolation,
             reduced_decode,
         )
+        background = tuple(alpha_background)
+        self.max_pixels = max_pixels
+        self.policy = DecodePolicy(background, exif_orientation, max_pixels)  # type: ignore[arg-type]
+        self.on_bad_image, self.on_bad_eval_image = on_bad_image, on_bad_eval_image
+        # By split and position in its index, of the batches that came so far.
+        self.bad_pictures: dict[str, dict[int, BadPicture]] = {}
         self.drop_last, self.prefetch_factor = drop_last, prefetch_factor
         self.num_workers, self.num_threads = num_workers, num_threads
         self.stall_sec = stall_sec
@@ -147,11 +171,18 @@ class ImageNetDataModule(LightningDataModule):
 
     def _check_arguments(self) -> None:
         """Raise for values that can not work."""
-        if self.interpolation not in (allowed := get_args(Interpolation)):
-            hint = nearest_hint(self.interpolation, allowed)
-            raise UserError(
-                f"data.interpolation={self.interpolation!r} must be one of {', '.join(allowed)}.{hint}"
-            )
+        choices = {
+            "interpolation": Interpolation,
+            "on_bad_image": OnBadImage,
+            "on_bad_eval_image": OnBadEvalImage,
+        }
+        for name, choice in choices.items():
+            value, allowed = getattr(self, name), get_args(choice)
+            if value not in allowed:
+                hint = nearest_hint(value, allowed)
+                raise UserError(
+                    f"data.{name}={value!r} must be one of {', '.join(allowed)}.{hint}"
+                )
         least = {
             "num_per_class": 1,
             "batch_size": 1,
@@ -159,6 +190,7 @@ class ImageNetDataModule(LightningDataModule):
             "prefetch_factor": 1,
         }
         least |= {"image_size": 2, "num_threads": 1, "num_workers": 0, "stall_sec": 1}
+        least["max_pixels"] = 1
         for name, bound in least.items():
             value = getattr(self, name)
             if value is not None and value < bound:
@@ -176,6 +208,11 @@ class ImageNetDataModule(LightningDataModule):
         if not 0 < low <= high:
             raise UserError(
                 f"data.train_ratio=[{low}, {high}] must be 0 < low <= high."
+            )
+        background = self.policy.alpha_background
+        if len(background) != 3 or not all(0 <= value <= 255 for value in background):
+            raise UserError(
+                f"data.alpha_background={list(background)} must be three values from 0 to 255."
             )
         if not 0 <= self.hflip <= 1:
             raise UserError(f"data.hflip={self.hflip} is a probability, from 0 to 1.")
@@ -298,6 +335,7 @@ class ImageNetDataModule(LightningDataModule):
             hflip=self.hflip,
             interpolation=self.interpolation,
             reduced_decode=self.reduced_decode,
+            policy=self.policy,
         )
         sampler = TrainSampler(
             len(self.indices["train"]), self.seed, *self._rank_and_world()
@@ -308,7 +346,9 @@ class ImageNetDataModule(LightningDataModule):
             self._resume_from = None
         # A last batch of one picture has no variance for BatchNorm: it is dropped in any case.
         drop_last = self.drop_last or len(sampler) % self.batch_size == 1
-        return self._loader("train", transform, sampler, self.batch_size, drop_last)
+        return self._loader(
+            "train", transform, sampler, self.batch_size, self.on_bad_image, drop_last
+        )
 
     def val_dataloader(self) -> BatchLoader:
         """Return the loader of every picture of the validation split, once, in order."""
@@ -326,10 +366,14 @@ class ImageNetDataModule(LightningDataModule):
 
     def eval_dataloader(self, split: str) -> BatchLoader:
         """Return the loader of every picture of a split, once, in order, as for validation."""
-        transform = EvalTransform(self.image_size, self.eval_resize, self.interpolation)
+        transform = EvalTransform(
+            self.image_size, self.eval_resize, self.interpolation, self.policy
+        )
         sampler = EvalSampler(len(self.indices[split]), *self._rank_and_world())
+        # In a prediction it is a row that says so.
+        on_bad = "wrong" if split == "predict" else self.on_bad_eval_image
         return self._loader(
-            split, transform, sampler, self.eval_batch_size, drop_last=False
+            split, transform, sampler, self.eval_batch_size, on_bad, drop_last=False
         )
 
     def _loader(
@@ -338,6 +382,7 @@ class ImageNetDataModule(LightningDataModule):
         transform: Transform,
         sampler: TrainSampler | EvalSampler,
         batch_size: int,
+        on_bad_image: OnBadImage | OnBadEvalImage,
         drop_last: bool,
     ) -> BatchLoader:
         num_workers, num_threads = self._workers_and_threads()
@@ -353,7 +398,7 @@ class ImageNetDataModule(LightningDataModule):
             seed=self.seed,
             num_threads=num_threads,
             slots=slots,
-            bad_image_error=split == "train",
+            on_bad_image=on_bad_image,
         )
         return BatchLoader(
             dataset,
@@ -364,6 +409,7 @@ class ImageNetDataModule(LightningDataModule):
             prefetch_factor=self.prefetch_factor,
             pin_memory=self._on_cuda(),
             stall_sec=self.stall_sec,
+            bad_pictures=self.bad_pictures.setdefault(split, {}),
         )
 
     def _workers_and_threads(self) -> tuple[int, int]:
@@ -439,5 +485,8 @@ class ImageNetDataModule(LightningDataModule):
             "image_size": self.image_size,
             "eval_resize": self.eval_resize,
             "interpolation": self.interpolation,
+            "alpha_background": list(self.policy.alpha_background),
+            "exif_orientation": self.policy.exif_orientation,
+            "max_pixels": self.policy.max_pixels,
             "data": {split: index.summary() for split, index in self.indices.items()},
         }

@@ -3,6 +3,7 @@
 import signal
 import sys
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -14,7 +15,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import DataLoader
 
 from imnet_pl.core.errors import UserError, some_of
-from imnet_pl.data.dataset import FREE, ImageDataset, MadeBatch, Request
+from imnet_pl.data.dataset import (
+    FREE,
+    BadPicture,
+    ImageDataset,
+    MadeBatch,
+    Request,
+)
 from imnet_pl.data.keys import Key
 
 _SECONDS_TO_SAVE = 30
@@ -26,8 +33,9 @@ class Batch(NamedTuple):
     Args:
         images: uint8 [N, 3, H, W], in channels_last memory.
         targets: int64 [N], label, or -1 for none.
-        indices: int64 [N], position in the ImageIndex of the picture that was read.
-        status: uint8 [N]: 0 fine, 1 unreadable (zero pixels).
+        indices: int64 [N], position in the ImageIndex of the picture that was really read.
+        status: uint8 [N]: 0 fine, 1 unreadable (zero pixels), 2 replaced by the picture of ``indices``, 3 a
+            JPEG that ends early.
     """
 
     images: Tensor
@@ -90,7 +98,8 @@ class BatchLoader:
     """Yields ``Batch``. Worker processes start at the first batch and stay for the loader's life.
 
     A batch's pictures lie in memory that a worker uses again as soon as the last tensor on it is gone, and
-    not before. ``last_wait_sec`` says how long the last batch was waited for.
+    not before. ``last_wait_sec`` says how long the last batch was waited for, ``bad_pictures`` which pictures
+    of the batches so far could not be used as they are, by index.
 
     Args:
         dataset: Makes the batches; its slots decide how many batches lie ready.
@@ -101,6 +110,7 @@ class BatchLoader:
         prefetch_factor: Batches that each worker prepares ahead.
         pin_memory: Copy batches to page-locked memory, for CUDA.
         stall_sec: Seconds after which a batch that does not come from a worker is an error.
+        bad_pictures: Where bad pictures are noted; default: a dictionary of its own.
     """
 
     def __init__(
@@ -113,12 +123,14 @@ class BatchLoader:
         prefetch_factor: int,
         pin_memory: bool,
         stall_sec: float = 600,
+        bad_pictures: dict[int, BadPicture] | None = None,
     ) -> None:
         self.stall_sec = stall_sec
         self.dataset, self.sampler, self.batch_size = dataset, sampler, batch_size
         self.num_workers, self.pin_memory = num_workers, pin_memory
         self.batch_sampler = Requests(sampler, batch_size, drop_last)
         self.last_wait_sec = 0.0
+        self.bad_pictures = {} if bad_pictures is None else bad_pictures
         self._in_use: dict[tuple[int, int], StorageWeakRef] = {}
         self._loader: DataLoader[MadeBatch] | None = None
         if num_workers:
@@ -186,6 +198,8 @@ class BatchLoader:
         """Turn a message into a batch, and watch the memory of its slot."""
         if made.error is not None or made.images is None:
             raise UserError(made.error or "a batch without pictures")
+        for bad in made.bad:
+            self.bad_pictures.setdefault(bad.position, bad)
         if made.slot is not None:
             if self.pin_memory:  # what arrives is already a copy
                 worker, slot = made.slot  # which the pinning thread has made a list
@@ -253,6 +267,7 @@ def _unchanged(made: MadeBatch) -> MadeBatch:
 
 def _init_worker(worker: int) -> None:  # noqa: ARG001
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", module="PIL")  # of damage that it can cope with
     # Ctrl-C is for the main process, which ends the workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform != "win32":

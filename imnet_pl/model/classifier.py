@@ -13,7 +13,7 @@ from torchmetrics import Metric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from imnet_pl.core.errors import UserError
-from imnet_pl.core.status import UNREADABLE
+from imnet_pl.core.status import PARTIAL, REPLACED, UNREADABLE
 from imnet_pl.model.optim import scaled_lr, warmup_cosine, window_weight
 from imnet_pl.model.weights import build_network, load_weights
 
@@ -75,8 +75,8 @@ class MeanLoss(Metric):
 class ImageClassifier(LightningModule):
     """A torchvision classifier that takes uint8 pictures.
 
-    Logs ``train/loss`` and ``train/lr`` (a step), ``train/loss_epoch``, and for ``val`` and ``test``:
-    ``/loss``, ``/top1``, ``/top5`` (0-1; none below 6 classes), ``/num_samples``, ``/num_unreadable``.
+    Logs ``train/loss`` and ``train/lr`` (a step), ``train/loss_epoch``, ``train/num_replaced`` and
+    ``train/num_partial`` (pictures of an epoch that could not be read), and for ``val`` and ``test``: ``/loss``, ``/top1``, ``/top5`` (0-1; none below 6 classes), ``/num_samples``, ``/num_unreadable``.
 
     Args:
         arch: Name of a torchvision classifier, such as ``resnet50``.
@@ -135,6 +135,8 @@ class ImageClassifier(LightningModule):
             "std", torch.tensor(std).view(1, 3, 1, 1), persistent=False
         )
         self.train_loss = MeanLoss()
+        self.train_replaced = SumMetric(nan_strategy="disable")
+        self.train_partial = SumMetric(nan_strategy="disable")
         self.val_metrics = _eval_metrics(num_classes)
         self.test_metrics = _eval_metrics(num_classes)
 
@@ -193,6 +195,8 @@ class ImageClassifier(LightningModule):
             self(batch.images), batch.targets, label_smoothing=smoothing
         )
         self.train_loss.update(loss.detach(), torch.full_like(loss, len(batch.targets)))
+        self.train_replaced.update((batch.status == REPLACED).sum())
+        self.train_partial.update((batch.status == PARTIAL).sum())
         self.log("train/loss", loss.detach(), batch_size=len(batch.targets))
         self.log(
             "train/lr", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=1
@@ -206,8 +210,10 @@ class ImageClassifier(LightningModule):
         )
 
     def on_train_epoch_end(self) -> None:
-        """Give the mean training loss of the epoch to who watches it; StepTimer writes it into the logs."""
+        """Give the figures of the epoch to who watches them; StepTimer writes them into the logs."""
         self.log("train/loss_epoch", self.train_loss, logger=False)
+        self.log("train/num_replaced", self.train_replaced, logger=False)
+        self.log("train/num_partial", self.train_partial, logger=False)
 
     def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
         """Count a validation batch."""

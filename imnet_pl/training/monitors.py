@@ -18,7 +18,8 @@ class StepTimer(Callback):
 
     Logs every ``log_every_n_steps``, over the steps since: ``time/step_sec``, ``time/data_wait_sec`` (means of
     a step), ``time/data_wait_frac``, ``throughput/samples_per_sec`` (all devices), and under fp16
-    ``train/loss_scale``. At the end of an epoch: ``train/loss_epoch``, ``time/epoch_sec``,
+    ``train/loss_scale``. At the end of an epoch: ``train/loss_epoch``, ``train/num_replaced``,
+    ``train/num_partial``, ``time/epoch_sec``,
     ``time/step_sec_{p50,p95,max}``, ``time/data_wait_sec_{p50,p95,max}``, ``time/data_wait_frac_epoch``,
     ``throughput/samples_per_sec_epoch``. The first two steps of an epoch, and steps with a validation or a
     checkpoint in them, are left out.
@@ -104,7 +105,7 @@ class StepTimer(Callback):
         self._close_step()
         mean = summarise_steps(self._steps, trainer.world_size)
         row = {
-            "train/loss_epoch": float(pl_module.train_loss.compute()),  # type: ignore[operator, union-attr]
+            **train_figures(pl_module),
             "time/epoch_sec": time.perf_counter() - self._epoch_start,
         }
         for name, column in (("step_sec", 0), ("data_wait_sec", 1)):
@@ -115,6 +116,16 @@ class StepTimer(Callback):
                 row[f"{name}_epoch"] = mean[name]
         self.epoch = row
         log_row(trainer, row)
+
+
+def train_figures(pl_module: LightningModule) -> dict[str, float]:
+    """Return the epoch's mean loss, and how many pictures could not be read, over all devices."""
+    metrics = {
+        "train/loss_epoch": pl_module.train_loss,
+        "train/num_replaced": pl_module.train_replaced,
+        "train/num_partial": pl_module.train_partial,
+    }
+    return {name: float(metric.compute()) for name, metric in metrics.items()}  # type: ignore[operator, union-attr]
 
 
 def summarise_steps(

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from imnet_pl.core.imagenet import human_name
 from imnet_pl.core.status import UNREADABLE
 
 SPLIT = "predict"
+T = TypeVar("T")
 
 
 class PredictedData(Protocol):
@@ -96,7 +97,7 @@ class PredictionWriter(Callback):
         """Write the file. Not at the end of the loop, which a rank without pictures does not run."""
         if stage != "predict":
             return
-        gathered = gather_batches(self._batches)
+        gathered = gather_on_first(self._batches)
         self._batches = []
         if not trainer.is_global_zero:
             return
@@ -123,14 +124,14 @@ def best_classes(probs: Tensor, batch: PredictedBatch, top_k: int) -> Prediction
     return Predictions(*(tensor.cpu().numpy() for tensor in tensors))
 
 
-def gather_batches(mine: list[Predictions]) -> list[Predictions]:
-    """Return the batches of all ranks on rank 0, nothing on the others."""
+def gather_on_first(mine: list[T]) -> list[T]:
+    """Return what the lists of all ranks hold, on rank 0; nothing on the others."""
     if not (dist.is_available() and dist.is_initialized()):
         return mine
     is_first = dist.get_rank() == 0
     gathered: list[Any] | None = [None] * dist.get_world_size() if is_first else None
     dist.gather_object(mine, gathered)
-    return [batch for batches in gathered or [] for batch in batches]
+    return [item for items in gathered or [] for item in items]
 
 
 def header(top_k: int) -> list[str]:

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from imnet_pl.core.stats import wilson_interval
-from imnet_pl.training.monitors import StepTimer, describe_speed
+from imnet_pl.training.monitors import StepTimer, describe_speed, train_figures
 
 RATE_WINDOW = 50  # batches over which the speed is measured
 
@@ -66,12 +66,15 @@ class EpochLine(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Print the epoch's line."""
-        loss = float(pl_module.train_loss.compute())  # type: ignore[operator, union-attr]
+        figures = train_figures(pl_module)
         digits = len(str(trainer.max_epochs))
         parts = [
             f"epoch {trainer.current_epoch + 1:{digits}}/{trainer.max_epochs}",
-            f"train loss {loss:.4f}",
+            f"train loss {figures['train/loss_epoch']:.4f}",
         ]
+        for name in ("replaced", "partial"):
+            if count := int(figures[f"train/num_{name}"]):
+                parts.append(f"{count} {name}")
         metrics = trainer.callback_metrics
         if "val/num_samples" in metrics:
             parts.append(describe_scores(metrics, "val"))

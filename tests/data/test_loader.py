@@ -42,6 +42,7 @@ def make_loader(
     train=True,
     transform=None,
     drop_last=False,
+    on_bad=None,
     **options,
 ):
     size = 16
@@ -53,7 +54,8 @@ def make_loader(
     slots = (
         Slots(workers, NUM_SLOTS, batch_size, transform.image_size) if workers else None
     )
-    dataset = ImageDataset(index, transform, 5, threads, slots, bad_image_error=train)
+    on_bad = on_bad or ("error" if train else "wrong")
+    dataset = ImageDataset(index, transform, 5, threads, slots, on_bad)
     sampler = TrainSampler(len(index), seed=5) if train else EvalSampler(len(index))
     return BatchLoader(
         dataset, sampler, batch_size, drop_last, workers, 2, pin_memory=False, **options
@@ -310,7 +312,7 @@ if __name__ == "__main__":
     root = Path(sys.argv[1])
     index = auto.index_split(root, "train", auto.train_classes(root))
     transform = EvalTransform(8, 9, "bilinear")
-    dataset = ImageDataset(index, transform, 0, 1, Slots(1, 5, 4, 8), True)
+    dataset = ImageDataset(index, transform, 0, 1, Slots(1, 5, 4, 8), "error")
     loader = BatchLoader(dataset, EvalSampler(len(index)), 4, False, 1, 2, False)
     batches = iter(loader)
     next(batches)

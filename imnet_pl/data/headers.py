@@ -1,0 +1,148 @@
+"""What the head of a picture file says, read without a decoder; damage is never an error here."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+UPRIGHT = 1
+# Orientation by EXIF -> (transpose first, then flip vertically, flip horizontally).
+_TURNS = {
+    2: (False, False, True),
+    3: (False, True, True),
+    4: (False, True, False),
+    5: (True, False, False),
+    6: (True, False, True),
+    7: (True, True, True),
+    8: (True, True, False),
+}
+_ORIENTATION_TAG, _SHORT = 0x0112, 3
+
+_APP1, _START_OF_SCAN = 0xE1, 0xDA
+_WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
+_SEQUENTIAL_FRAMES, _PROGRESSIVE_FRAME = {0xC0, 0xC1}, 0xC2  # of Huffman codes
+
+_PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
+_PNG_PIXEL_CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
+
+
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield (marker, content) of a JPEG up to and with the first start of scan."""
+    at = 2
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xFF or marker in _WITHOUT_LENGTH:
+            at += 1 if marker == 0xFF else 2
+            continue
+        length = max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
+        yield marker, data[at + 4 : at + 2 + length]
+        if marker == _START_OF_SCAN:
+            return
+        at += 2 + length
+
+
+def jpeg_orientation(data: bytes) -> int:
+    """Return the orientation that a JPEG's EXIF gives, 1 to 8; 1 where there is none."""
+    for marker, content in jpeg_segments(data):
+        if marker == _APP1 and content.startswith(b"Exif\0"):
+            return exif_orientation(content)
+    return UPRIGHT
+
+
+def jpeg_min_bits(data: bytes) -> int:
+    """Return how many bits a block of 8 x 8 pixels takes at least in a JPEG.
+
+    Returns:
+        2: sequential, in one scan: it is decoded row by row, while any other is held in memory whole, also
+        when it is scaled. 1: several scans of Huffman codes. 0: not known.
+    """
+    frame = num_components = 0
+    for marker, content in jpeg_segments(data):
+        if marker in (*_SEQUENTIAL_FRAMES, _PROGRESSIVE_FRAME) and len(content) > 5:
+            frame, num_components = marker, content[5]
+        if marker == _START_OF_SCAN and frame:
+            one_scan = content[:1] == bytes([num_components])
+            return 2 if one_scan and frame in _SEQUENTIAL_FRAMES else 1
+    return 0
+
+
+def exif_orientation(exif: bytes) -> int:
+    """Return the orientation in an EXIF block, 1 to 8; 1 where it is absent or the block is broken."""
+    tiff = exif.removeprefix(b"Exif\0\0")
+    order = {b"II": "little", b"MM": "big"}.get(tiff[:2])
+    if order is None:
+        return UPRIGHT
+
+    def number(at: int, size: int) -> int:
+        return int.from_bytes(tiff[at : at + size], order)  # type: ignore[arg-type]
+
+    table = number(4, 4)
+    for at in range(table + 2, table + 2 + 12 * number(table, 2), 12):
+        if at + 12 > len(tiff):
+            break
+        if (number(at, 2), number(at + 2, 2)) == (_ORIENTATION_TAG, _SHORT):
+            value = number(at + 8, 2)
+            return value if value in _TURNS else UPRIGHT
+    return UPRIGHT
+
+
+def swaps_sides(orientation: int) -> bool:
+    """Tell whether height and width change places when a picture is turned upright."""
+    return orientation in _TURNS and _TURNS[orientation][0]
+
+
+def turn_upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Return pixels [H, W, 3] as they are to be looked at."""
+    if orientation == UPRIGHT:
+        return pixels
+    transposed, flip_y, flip_x = _TURNS[orientation]
+    if transposed:
+        pixels = pixels.transpose(1, 0, 2)
+    return np.ascontiguousarray(
+        pixels[:: -1 if flip_y else 1, :: -1 if flip_x else 1]  # torch takes no views
+    )
+
+
+def split_png(data: bytes) -> tuple[bytes, bytes]:
+    """Return a PNG without what is not its pixels, and its EXIF block.
+
+    A broken text, time or colour chunk can then not keep a reader from the pixels; an animated PNG becomes
+    its first picture.
+    """
+    parts, exif, at = [_PNG_MAGIC], b"", len(_PNG_MAGIC)
+    while at + 8 <= len(data):
+        end = at + 12 + int.from_bytes(data[at : at + 4], "big")
+        name = data[at + 4 : at + 8]
+        if name in _PNG_PIXEL_CHUNKS:
+            parts.append(data[at:end])
+        elif name == b"eXIf":
+            exif = data[at + 8 : end - 4]
+        at = end
+    return b"".join(parts), exif
+
+
+def is_png(data: bytes) -> bool:
+    """Tell whether a file starts as a PNG."""
+    return data.startswith(_PNG_MAGIC)
+
+
+def webp_canvas(data: bytes) -> tuple[int, int] | None:
+    """Return (height, width) of an extended WebP's canvas; None for any other file."""
+    if data[:4] != b"RIFF" or data[8:16] != b"WEBPVP8X":
+        return None
+    width, height = (int.from_bytes(data[at : at + 3], "little") for at in (24, 27))
+    return height + 1, width + 1
+
+
+def name_other_kind(data: bytes) -> str | None:
+    """Return what a file is that is often found in the place of a picture; None where that is not known."""
+    start = data[:64].lstrip(b"\xef\xbb\xbf \t\r\n")
+    if start.startswith(b"<"):
+        return "HTML or XML"
+    if start.startswith(b"version https://git-lfs"):
+        return "a Git LFS pointer, whose file git lfs pull fetches"
+    if start.startswith(b"%PDF"):
+        return "PDF"
+    if data[4:8] == b"ftyp" and data[8:12] in (b"heic", b"heix", b"mif1", b"msf1"):
+        return "HEIC, which can be converted to JPEG"
+    return None

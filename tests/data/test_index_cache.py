@@ -121,6 +121,11 @@ def test_a_changed_label_file_is_seen(flat_root):
     swapped = [(f"v{i}.JPEG", CLASSES[2 - i // 2]) for i in range(6)]
     file.write_text("".join(f"{name} {wnid}\n" for name, wnid in swapped))
     assert classes_of(catalog.index("val")) == dict(swapped)
+    settle(flat_root)
+    catalog.index("val")
+    shutil.copyfile(file, flat_root / "val_labels.txt")
+    with pytest.raises(UserError, match="val has 2 label files"):
+        catalog.index("val")
 
 
 # What the labels of val come from.

@@ -171,6 +171,7 @@ RATIOS = (
 
 def measure(root: Path, repeats: int, count: int) -> dict[str, Any]:
     """Run every side in turn, ``repeats`` times, and return all figures."""
+    from imnet_pl.core.machine import workers_and_threads
     from imnet_pl.data.datamodule import ImageNetDataModule
 
     data = ImageNetDataModule(str(root), batch_size=BATCH, eval_batch_size=BATCH)
@@ -180,7 +181,7 @@ def measure(root: Path, repeats: int, count: int) -> dict[str, Any]:
         for name, (side, split) in SIDES.items():
             runs[name].append(side(data, split, count))
             gc.collect()  # the side's worker processes end with its loader
-    workers, threads = data._workers_and_threads()
+    workers, threads = workers_and_threads(data.num_workers, data.num_threads, 1)
     return {
         "workers": workers,
         "threads": threads,

@@ -48,6 +48,7 @@ DATA_LEVELS = {
     "duplicates": 3,
     "findings": 4,
     "index_cache": 4,
+    "argument_checks": 4,
     "catalog": 5,
     "datamodule": 6,
 }

@@ -34,3 +34,15 @@ def loader_defaults(cores: int, ranks_on_node: int = 1) -> tuple[int, int]:
     share = max(1, cores // max(1, ranks_on_node))
     workers = max(1, share // CORES_PER_WORKER)
     return workers, max(1, share // workers)
+
+
+def workers_and_threads(
+    num_workers: int | None, num_threads: int | None, ranks_on_node: int
+) -> tuple[int, int]:
+    """Return what the user asked for; the rest by the cores that this process may use."""
+    cores = usable_cores()
+    workers, threads = loader_defaults(cores, ranks_on_node)
+    if num_workers is not None:
+        workers = num_workers
+        threads = max(1, cores // ranks_on_node // max(1, workers))
+    return workers, threads if num_threads is None else num_threads

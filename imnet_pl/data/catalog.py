@@ -108,6 +108,20 @@ class Catalog:
             self.root, self.source, self.label_format, self.rule is not None
         )
 
+    @property
+    def num_classes(self) -> int:
+        """Number of classes.
+
+        Raises:
+            UserError: There are fewer than two.
+        """
+        if len(self.classes) < 2:
+            raise UserError(
+                f"data.root={str(self.root)!r} or data.classes gives {len(self.classes)} class "
+                f"({some_of(self.classes)}); a classifier needs two at least."
+            )
+        return len(self.classes)
+
     def ensure(self) -> None:
         """Make what a source makes itself (the digits)."""
         auto.ensure_source(self.root, self.source)

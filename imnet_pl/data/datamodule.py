@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any
 
 from lightning.pytorch import LightningDataModule
 
-from imnet_pl.core.errors import UserError, nearest_hint, some_of
-from imnet_pl.core.machine import loader_defaults, usable_cores
+from imnet_pl.core.errors import UserError
+from imnet_pl.core.machine import workers_and_threads
 from imnet_pl.core.position import position_of
+from imnet_pl.data.argument_checks import check_arguments, fit_batch_size
 from imnet_pl.data.augment import (
     EvalTransform,
     Interpolation,
@@ -167,55 +168,7 @@ class ImageNetDataModule(LightningDataModule):
         self.seed = seed or 0
         self.indices: dict[str, ImageIndex] = {}
         self._resume_from: dict[str, Any] | None = None
-        self._check_arguments()
-
-    def _check_arguments(self) -> None:
-        """Raise for values that can not work."""
-        choices = {
-            "interpolation": Interpolation,
-            "on_bad_image": OnBadImage,
-            "on_bad_eval_image": OnBadEvalImage,
-        }
-        for name, choice in choices.items():
-            value, allowed = getattr(self, name), get_args(choice)
-            if value not in allowed:
-                hint = nearest_hint(value, allowed)
-                raise UserError(
-                    f"data.{name}={value!r} must be one of {', '.join(allowed)}.{hint}"
-                )
-        least = {
-            "num_per_class": 1,
-            "batch_size": 1,
-            "eval_batch_size": 1,
-            "prefetch_factor": 1,
-        }
-        least |= {"image_size": 2, "num_threads": 1, "num_workers": 0, "stall_sec": 1}
-        least["max_pixels"] = 1
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise UserError(f"data.{name}={value} must be at least {bound}.")
-        if self.eval_resize < self.image_size:
-            raise UserError(
-                f"data.eval_resize={self.eval_resize} must be at least data.image_size={self.image_size}."
-            )
-        low, high = self.train_scale
-        if not 0 < low <= high <= 1:
-            raise UserError(
-                f"data.train_scale=[{low}, {high}] must be 0 < low <= high <= 1."
-            )
-        low, high = self.train_ratio
-        if not 0 < low <= high:
-            raise UserError(
-                f"data.train_ratio=[{low}, {high}] must be 0 < low <= high."
-            )
-        background = self.policy.alpha_background
-        if len(background) != 3 or not all(0 <= value <= 255 for value in background):
-            raise UserError(
-                f"data.alpha_background={list(background)} must be three values from 0 to 255."
-            )
-        if not 0 <= self.hflip <= 1:
-            raise UserError(f"data.hflip={self.hflip} is a probability, from 0 to 1.")
+        check_arguments(self)
 
     @property
     def _needs_root(self) -> bool:
@@ -229,17 +182,8 @@ class ImageNetDataModule(LightningDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes.
-
-        Raises:
-            UserError: There are fewer than two.
-        """
-        if len(self.classes) < 2:
-            raise UserError(
-                f"data.root={str(self.catalog.root)!r} or data.classes gives {len(self.classes)} class "
-                f"({some_of(self.classes)}); a classifier needs two at least."
-            )
-        return len(self.classes)
+        """Number of classes, two at least."""
+        return self.catalog.num_classes
 
     def prepare_data(self) -> None:
         """Write the digits, if they are the source, and index the data before other ranks do: they find it kept."""
@@ -273,7 +217,12 @@ class ImageNetDataModule(LightningDataModule):
             self.catalog.require_groups_apart(
                 self.indices["train"], self.indices["val"]
             )
-            self._fit_batch_to_data()
+            self.batch_size = fit_batch_size(
+                self.batch_size,
+                len(self.indices["train"]),
+                self._rank_and_world()[1],
+                self.drop_last,
+            )
 
     def _index_split(self, split: str) -> ImageIndex:
         if split not in self.indices:
@@ -298,34 +247,6 @@ class ImageNetDataModule(LightningDataModule):
         """``test`` where the data has one, else ``val``."""
         return "test" if self.catalog.has_split("test") else "val"
 
-    def _fit_batch_to_data(self) -> None:
-        """Clamp a batch that is larger than the training set, and say what a dropped rest means."""
-        num_samples = len(self.indices["train"]) // self._world_size()
-        if num_samples < 2:
-            raise UserError(
-                f"data.root={str(self.catalog.root)!r} has {len(self.indices['train'])} training pictures for "
-                f"{self._world_size()} devices; each needs two, the fewest that BatchNorm can work on."
-            )
-        if self.batch_size > num_samples:
-            log.warning(
-                "data.batch_size=%d is more than the %d training pictures of a device; using %d.",
-                *(self.batch_size, num_samples, num_samples),
-            )
-            self.batch_size = num_samples
-        rest = num_samples % self.batch_size
-        if rest == 1 and not self.drop_last:
-            log.warning(
-                "data.drop_last=False uses all but one of %d training pictures each epoch: alone in the last "
-                "batch of %d it has no variance for BatchNorm.",
-                *(num_samples, self.batch_size),
-            )
-        if self.drop_last and rest > 0.1 * num_samples:
-            log.warning(
-                "%d of %d training pictures are left out each epoch, since they do not fill a batch of %d; "
-                "a smaller data.batch_size or --data.drop_last false uses them.",
-                *(rest, num_samples, self.batch_size),
-            )
-
     def train_dataloader(self) -> BatchLoader:
         """Return the loader of the shuffled, augmented training split."""
         transform = TrainTransform(
@@ -342,7 +263,9 @@ class ImageNetDataModule(LightningDataModule):
         )
         if self._resume_from is not None:
             sampler.set_epoch(self._resume_from["epoch"])
-            sampler.start = self._resume_from["num_samples"] // self._world_size()
+            sampler.start = (
+                self._resume_from["num_samples"] // self._rank_and_world()[1]
+            )
             self._resume_from = None
         # A last batch of one picture has no variance for BatchNorm: it is dropped in any case.
         drop_last = self.drop_last or len(sampler) % self.batch_size == 1
@@ -385,7 +308,11 @@ class ImageNetDataModule(LightningDataModule):
         on_bad_image: OnBadImage | OnBadEvalImage,
         drop_last: bool,
     ) -> BatchLoader:
-        num_workers, num_threads = self._workers_and_threads()
+        strategy = self.trainer.strategy if self.trainer else None
+        devices = getattr(strategy, "parallel_devices", None)
+        num_workers, num_threads = workers_and_threads(
+            self.num_workers, self.num_threads, len(devices or [0])
+        )
         num_slots = self.prefetch_factor + _SLOTS_BESIDE_PREFETCH
         slots = (
             Slots(num_workers, num_slots, batch_size, self.image_size)
@@ -412,34 +339,14 @@ class ImageNetDataModule(LightningDataModule):
             bad_pictures=self.bad_pictures.setdefault(split, {}),
         )
 
-    def _workers_and_threads(self) -> tuple[int, int]:
-        """Return what the user asked for; the rest by the cores that this process may use."""
-        cores = usable_cores()
-        ranks = (
-            len(getattr(self.trainer.strategy, "parallel_devices", None) or [0])
-            if self.trainer
-            else 1
-        )
-        workers, threads = loader_defaults(cores, ranks)
-        if self.num_workers is not None:
-            workers = self.num_workers
-            threads = max(1, cores // ranks // max(1, workers))
-        return workers, threads if self.num_threads is None else self.num_threads
-
     def _on_cuda(self) -> bool:
         if self.trainer is None:
             return False
         return self.trainer.strategy.root_device.type == "cuda"
 
-    def _world_size(self) -> int:
-        return self.trainer.world_size if self.trainer else 1
-
     def _rank_and_world(self) -> tuple[int, int]:
-        return (
-            (self.trainer.global_rank, self.trainer.world_size)
-            if self.trainer
-            else (0, 1)
-        )
+        trainer = self.trainer
+        return (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands: the epoch, and how many of its pictures all devices have seen."""
@@ -447,7 +354,9 @@ class ImageNetDataModule(LightningDataModule):
         position = position_of(self.trainer)
         return {
             "epoch": position.epoch,
-            "num_samples": position.batches * self.batch_size * self._world_size(),
+            "num_samples": position.batches
+            * self.batch_size
+            * self._rank_and_world()[1],
             "seed": self.seed,
         }
 

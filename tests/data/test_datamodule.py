@@ -7,6 +7,7 @@ import pytest
 from conftest import CLASSES, write_classes, write_jpeg
 
 from imnet_pl.core.errors import UserError
+from imnet_pl.core.machine import workers_and_threads
 from imnet_pl.data.datamodule import ImageNetDataModule
 
 
@@ -39,7 +40,7 @@ def test_defaults(root):  # S10
     assert (data.batch_size, data.eval_batch_size) == (256, 512)
     assert (data.image_size, data.eval_resize) == (224, 256)
     assert (data.train_scale, data.hflip) == ((0.08, 1.0), 0.5)
-    workers, threads = data._workers_and_threads()
+    workers, threads = workers_and_threads(None, None, 1)
     assert workers >= 1
     assert threads >= 1
 

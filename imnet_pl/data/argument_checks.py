@@ -1,0 +1,106 @@
+"""Arguments of the data module that can not work, and a batch that is larger than the training set."""
+
+import logging
+from typing import Any, get_args
+
+from imnet_pl.core.errors import UserError, nearest_hint
+from imnet_pl.data.augment import Interpolation
+from imnet_pl.data.dataset import OnBadEvalImage, OnBadImage
+
+log = logging.getLogger(__name__)
+
+
+def check_arguments(data: Any) -> None:
+    """Raise for values that can not work.
+
+    Args:
+        data: The data module.
+
+    Raises:
+        UserError: It names the argument, its value and what is allowed.
+    """
+    choices = {
+        "interpolation": Interpolation,
+        "on_bad_image": OnBadImage,
+        "on_bad_eval_image": OnBadEvalImage,
+    }
+    for name, choice in choices.items():
+        value, allowed = getattr(data, name), get_args(choice)
+        if value not in allowed:
+            hint = nearest_hint(value, allowed)
+            raise UserError(
+                f"data.{name}={value!r} must be one of {', '.join(allowed)}.{hint}"
+            )
+    least = {
+        "num_per_class": 1,
+        "batch_size": 1,
+        "eval_batch_size": 1,
+        "prefetch_factor": 1,
+    }
+    least |= {"image_size": 2, "num_threads": 1, "num_workers": 0, "stall_sec": 1}
+    least["max_pixels"] = 1
+    for name, bound in least.items():
+        value = getattr(data, name)
+        if value is not None and value < bound:
+            raise UserError(f"data.{name}={value} must be at least {bound}.")
+    if data.eval_resize < data.image_size:
+        raise UserError(
+            f"data.eval_resize={data.eval_resize} must be at least data.image_size={data.image_size}."
+        )
+    low, high = data.train_scale
+    if not 0 < low <= high <= 1:
+        raise UserError(
+            f"data.train_scale=[{low}, {high}] must be 0 < low <= high <= 1."
+        )
+    low, high = data.train_ratio
+    if not 0 < low <= high:
+        raise UserError(f"data.train_ratio=[{low}, {high}] must be 0 < low <= high.")
+    background = data.policy.alpha_background
+    if len(background) != 3 or not all(0 <= value <= 255 for value in background):
+        raise UserError(
+            f"data.alpha_background={list(background)} must be three values from 0 to 255."
+        )
+    if not 0 <= data.hflip <= 1:
+        raise UserError(f"data.hflip={data.hflip} is a probability, from 0 to 1.")
+
+
+def fit_batch_size(
+    batch_size: int, num_pictures: int, num_devices: int, drop_last: bool
+) -> int:
+    """Return a device's batch, no larger than its training set, and say what a dropped rest means.
+
+    Args:
+        batch_size: What was asked for.
+        num_pictures: Training pictures of all devices.
+        num_devices: Devices.
+        drop_last: Whether a last short batch is left out.
+
+    Raises:
+        UserError: There are too few pictures.
+    """
+    num_samples = num_pictures // num_devices
+    if num_samples < 2:
+        raise UserError(
+            f"data.root has {num_pictures} training pictures for {num_devices} devices; each needs two, the fewest "
+            "that BatchNorm can work on."
+        )
+    if batch_size > num_samples:
+        log.warning(
+            "data.batch_size=%d is more than the %d training pictures of a device; using %d.",
+            *(batch_size, num_samples, num_samples),
+        )
+        batch_size = num_samples
+    rest = num_samples % batch_size
+    if rest == 1 and not drop_last:
+        log.warning(
+            "data.drop_last=False uses all but one of %d training pictures each epoch: alone in the last "
+            "batch of %d it has no variance for BatchNorm.",
+            *(num_samples, batch_size),
+        )
+    if drop_last and rest > 0.1 * num_samples:
+        log.warning(
+            "%d of %d training pictures are left out each epoch, since they do not fill a batch of %d; "
+            "a smaller data.batch_size or --data.drop_last false uses them.",
+            *(rest, num_samples, batch_size),
+        )
+    return batch_size

@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -92,7 +93,8 @@ def is_first_rank() -> bool:
 
 def say(line: str) -> None:
     """Write a line to stderr past Python's buffers, which a signal may have interrupted."""
-    os.write(2, f"\n{line}\n".encode())
+    with suppress(OSError):  # the terminal may be gone
+        os.write(2, f"\n{line}\n".encode())
 
 
 def leave_at_once() -> None:

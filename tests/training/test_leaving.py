@@ -132,6 +132,14 @@ def test_what_the_caller_ignores_stays_ignored(monkeypatch):
         signal.signal(signal.SIGHUP, earlier)
 
 
+def test_a_terminal_that_is_gone_is_no_error(monkeypatch):
+    def gone(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(stop_request.os, "write", gone)
+    stop_request.say("SIGHUP")
+
+
 def test_a_closing_console_waits_until_the_run_has_left():
     request = StopRequest()
     assert request._on_console_event(0) == 0  # Ctrl-C goes to its own handler

@@ -292,7 +292,9 @@ def test_the_first_rank_indexes_before_the_others(old_root, scans):
         ]
         for data in ranks:
             data.trainer = SimpleNamespace(
-                state=SimpleNamespace(fn=TrainerFn(stage)), world_size=2
+                state=SimpleNamespace(fn=TrainerFn(stage)),
+                global_rank=0,
+                world_size=2,
             )
         scans.clear()
         ranks[0].prepare_data()

@@ -232,19 +232,6 @@ def test_deterministic_turns_benchmark_off(root, in_tmp, tiny_network):  # S26
     assert written["trainer"]["benchmark"] is False
 
 
-@pytest.mark.parametrize("workers", ["0", "1"])
-def test_unreadable_pictures(root, in_tmp, tiny_network, capsys, workers):  # S12
-    (root / "val" / "n02" / "p1.jpg").write_bytes(b"no picture")
-    args = fit_args(root, "--trainer.max_epochs", "1", "--data.num_workers", workers)
-    assert main(args) == 0
-    assert "n 9  1 unreadable, counted as wrong" in capsys.readouterr().out
-    (root / "train" / "n02" / "p1.jpg").write_bytes(b"no picture")
-    assert main(args) == 1
-    last_line = capsys.readouterr().err.splitlines()[-1]
-    assert last_line.startswith("error: picture ")
-    assert "p1.jpg' (index 9) can not be read" in last_line
-
-
 @pytest.mark.slow
 def test_recipe_at_224_px_and_validate_word_for_word(root, in_tmp):
     """configs/resnet50.yaml itself for two steps, then validate from the checkpoint's folder."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from imnet_pl.core.errors import UserError
+from imnet_pl.core.errors import UserError, some_of
 
 log = logging.getLogger(__name__)
 
@@ -130,7 +130,9 @@ class _Chain:
         bad = sum(int(n) for _, _, n in self.pictures.values())
         shape = " x ".join(map(str, self.batch.images.shape))
         if bad:
-            return False, f"{bad} pictures can not be read"
+            noted = data.bad_pictures.items()
+            paths = [p for s, some in noted for p in data.relative_paths([*some], s)]
+            return False, f"{bad} pictures can not be read: {some_of(paths)}"
         return True, f"uint8 {shape}"
 
     def check_labels(self) -> Outcome:

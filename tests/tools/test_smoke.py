@@ -1,5 +1,7 @@
 """fit --smoke: what is sound passes, and each fault fails at its own line."""
 
+import re
+
 import numpy as np
 import pytest
 from conftest import REPO
@@ -99,6 +101,15 @@ def test_val_labels_shifted_by_one(digits, in_tmp, small_network, capsys):
     out = capsys.readouterr().out
     assert [name for name, good in marks(out).items() if not good] == ["class order"]
     assert "when labels are shifted by -1" in out
+
+
+def test_pictures_that_can_not_be_read_are_named(digits, in_tmp, small_network, capsys):
+    for file in (digits / "val").rglob("*.png"):
+        file.write_bytes(b"no picture")
+    assert smoke(digits) == 1
+    out = capsys.readouterr().out
+    assert marks(out)["batch decoded"] is False
+    assert re.search(r"100 pictures can not be read: val/\S+\.png, .*and 95 more", out)
 
 
 def test_a_model_whose_output_is_all_zeros(digits, in_tmp, monkeypatch, capsys):

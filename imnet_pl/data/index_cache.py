@@ -183,8 +183,9 @@ def _keep(place: Path, index: ImageIndex, seen: trace.Trace) -> ImageIndex:
         kept = _open_current(target)  # it may be another process's
         return index if kept is None else kept[0]
     except _DAMAGE as error:
+        reason = getattr(error, "strerror", None) or error  # without a name made up
         say_once(
-            f"the index of {index.root!r} can not be kept in {str(place.parent)!r} ({error}): every process scans "
+            f"the index of {index.root!r} can not be kept in {str(place.parent)!r} ({reason}): every process scans "
             "the data at every start. Set IMNET_PL_CACHE to a folder that can be written."
         )
         return index

@@ -104,12 +104,12 @@ def test_val_labels_shifted_by_one(digits, in_tmp, small_network, capsys):
 
 
 def test_pictures_that_can_not_be_read_are_named(digits, in_tmp, small_network, capsys):
-    for file in (digits / "val").rglob("*.png"):
+    for file in (digits / "val").glob("*.JPEG"):
         file.write_bytes(b"no picture")
     assert smoke(digits) == 1
     out = capsys.readouterr().out
     assert marks(out)["batch decoded"] is False
-    assert re.search(r"100 pictures can not be read: val/\S+\.png, .*and 95 more", out)
+    assert re.search(r"100 pictures can not be read: val/\S+\.JPEG, .*and 95 more", out)
 
 
 def test_a_model_whose_output_is_all_zeros(digits, in_tmp, monkeypatch, capsys):

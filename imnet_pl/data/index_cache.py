@@ -46,7 +46,7 @@ _LOOKED_AT = ("looked_at", "looked_at_ends", "marks")
 _BLOCK_BYTES = 1 << 20
 _UNUSED_DAYS = 30
 _Kept = tuple[ImageIndex, list[tuple[int, str]]]  # and what its scan said
-_DAMAGE = (OSError, ValueError, KeyError, TypeError)
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 def index_split(

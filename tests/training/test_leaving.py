@@ -25,6 +25,20 @@ from imnet_pl.training.stop_request import StopRequest
 CTRL_CLOSE_EVENT = 2
 
 
+@pytest.fixture(autouse=True)
+def _signals_as_in_a_terminal():
+    """A job in the background, as tests may be, has some of them ignored."""
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    before = {name: signal.getsignal(getattr(signal, name)) for name in names}
+    for name in names:
+        is_key = name == "SIGINT"
+        handler = signal.default_int_handler if is_key else signal.SIG_DFL
+        signal.signal(getattr(signal, name), handler)
+    yield
+    for name, handler in before.items():
+        signal.signal(getattr(signal, name), handler)
+
+
 @pytest.fixture
 def call_at(monkeypatch):
     """Let something happen at the n-th call of a step of the model."""

@@ -14,6 +14,18 @@ def nearest_hint(name: str, allowed: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def require_choice(name: str, value: object, allowed: Iterable[str]) -> None:
+    """Raise unless a value is one of those allowed.
+
+    Raises:
+        UserError: It names the argument, its value, what is allowed and the nearest of it.
+    """
+    choices = list(allowed)
+    if value not in choices:
+        hint = nearest_hint(str(value), choices)
+        raise UserError(f"{name}={value!r} must be one of {', '.join(choices)}.{hint}")
+
+
 def some_of(names: Iterable[str], most: int = 5) -> str:
     """Return the first ``most`` names, comma separated, and how many more there are."""
     listed = list(names)

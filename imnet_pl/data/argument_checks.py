@@ -3,7 +3,7 @@
 import logging
 from typing import Any, get_args
 
-from imnet_pl.core.errors import UserError, nearest_hint
+from imnet_pl.core.errors import UserError, require_choice
 from imnet_pl.data.augment import Interpolation
 from imnet_pl.data.dataset import OnBadEvalImage, OnBadImage
 
@@ -25,12 +25,7 @@ def check_arguments(data: Any) -> None:
         "on_bad_eval_image": OnBadEvalImage,
     }
     for name, choice in choices.items():
-        value, allowed = getattr(data, name), get_args(choice)
-        if value not in allowed:
-            hint = nearest_hint(value, allowed)
-            raise UserError(
-                f"data.{name}={value!r} must be one of {', '.join(allowed)}.{hint}"
-            )
+        require_choice(f"data.{name}", getattr(data, name), get_args(choice))
     least = {
         "num_per_class": 1,
         "batch_size": 1,

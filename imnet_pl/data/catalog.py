@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from imnet_pl.core.errors import UserError, nearest_hint, some_of
+from imnet_pl.core.errors import UserError, require_choice, some_of
 from imnet_pl.data import index_cache
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.sources import auto, digits
@@ -59,15 +59,8 @@ class Catalog:
         split_seed: int = 0,
         allow_group_overlap: bool = False,
     ) -> None:
-        for name, value, choice in (
-            ("source", source, auto.Source),
-            ("label_format", label_format, LabelFormat),
-        ):
-            if value not in (allowed := get_args(choice)):
-                hint = nearest_hint(value, allowed)
-                raise UserError(
-                    f"data.{name}={value!r} must be one of {', '.join(allowed)}.{hint}"
-                )
+        require_choice("data.source", source, get_args(auto.Source))
+        require_choice("data.label_format", label_format, get_args(LabelFormat))
         self._given_root, self.source, self.label_format = root, source, label_format
         self.image_root = None if image_root is None else Path(image_root).expanduser()
         self._given_classes = classes

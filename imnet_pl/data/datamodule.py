@@ -214,14 +214,11 @@ class ImageNetDataModule(LightningDataModule):
         for split in self._splits_of(stage):
             self._index_split(split)
         if stage == "fit":
-            self.catalog.require_groups_apart(
-                self.indices["train"], self.indices["val"]
-            )
+            train, val = self.indices["train"], self.indices["val"]
+            self.catalog.require_groups_apart(train, val)
+            _, world_size = self._rank_and_world()
             self.batch_size = fit_batch_size(
-                self.batch_size,
-                len(self.indices["train"]),
-                self._rank_and_world()[1],
-                self.drop_last,
+                self.batch_size, len(train), world_size, self.drop_last
             )
 
     def _index_split(self, split: str) -> ImageIndex:

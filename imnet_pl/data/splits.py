@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from imnet_pl.core.errors import UserError, some_of
+from imnet_pl.core.errors import UserError, require_choice, some_of
 from imnet_pl.data.index import Codes, ImageIndex
 
 SplitBy = Literal["stratified", "group", "time", "kfold"]
@@ -44,10 +44,7 @@ class SplitRule:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.by not in get_args(SplitBy):
-            raise UserError(
-                f"data.split_by={self.by!r} must be one of {', '.join(get_args(SplitBy))}."
-            )
+        require_choice("data.split_by", self.by, get_args(SplitBy))
         if not 0 < self.val_frac < 1:
             raise UserError(f"data.val_frac={self.val_frac} must be between 0 and 1.")
         if self.num_folds < 2 or not 0 <= self.fold < self.num_folds:

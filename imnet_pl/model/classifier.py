@@ -12,7 +12,7 @@ from torch.nn import functional
 from torchmetrics import Metric, SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
-from imnet_pl.core.errors import UserError
+from imnet_pl.core.errors import UserError, require_choice
 from imnet_pl.core.status import PARTIAL, REPLACED, UNREADABLE
 from imnet_pl.model.optim import scaled_lr, warmup_cosine, window_weight
 from imnet_pl.model.weights import build_network, load_weights
@@ -160,12 +160,8 @@ class ImageClassifier(LightningModule):
             )
         if given["nesterov"] and given["momentum"] == 0:
             raise UserError("model.nesterov=true needs model.momentum above 0.")
-        precisions = ("highest", "high", "medium")
-        if given["float32_matmul_precision"] not in precisions:
-            raise UserError(
-                f"model.float32_matmul_precision={given['float32_matmul_precision']!r} must be one of "
-                f"{', '.join(precisions)}."
-            )
+        name = "float32_matmul_precision"
+        require_choice(f"model.{name}", given[name], ("highest", "high", "medium"))
         if min(given["std"]) <= 0:
             raise UserError(f"model.std={list(given['std'])} must be above 0.")
 

@@ -12,12 +12,13 @@ from torch import Tensor
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.training.checkpointing import find_last_checkpoint
-from imnet_pl.training.poll import Poll
+from imnet_pl.training.poll import MAX_INTERVAL, Poll
+from imnet_pl.training.predictions import gather_on_first
 
 log = logging.getLogger(__name__)
 
 REPORT_NAME = "nonfinite_loss.json"
-_KEPT_BATCHES = 32
+_KEPT_BATCHES, _KEPT_BEFORE = 32, 8
 
 
 class NonFiniteLossError(UserError):
@@ -28,7 +29,7 @@ class NonFiniteLoss(Callback):
     """Ends a run after several steps in a row with a loss that is NaN or infinite on any rank.
 
     The losses stay on the device; with a GPU they are looked at about once a second. ``nonfinite_loss.json`` in
-    the run folder then holds loss, learning rate, fp16 loss scale and pictures of the last batches.
+    the run folder then holds loss, learning rate, fp16 loss scale and pictures of the batches where it began.
 
     Args:
         steps: Optimiser steps in a row.
@@ -37,7 +38,7 @@ class NonFiniteLoss(Callback):
     def __init__(self, steps: int) -> None:
         self.steps = steps
         self._poll = Poll()
-        self._recent: deque[dict[str, Any]] = deque(maxlen=_KEPT_BATCHES)
+        self._recent: deque[dict[str, Any]] = deque(maxlen=2 * MAX_INTERVAL)
         self._bad_in_a_row: Tensor | None = None
 
     def on_train_batch_end(
@@ -80,15 +81,13 @@ class NonFiniteLoss(Callback):
         return 0 if self._bad_in_a_row is None else int(self._bad_in_a_row)
 
     def _end(self, trainer: Trainer) -> None:
-        rows = gather_objects(trainer, [_in_plain_types(row) for row in self._recent])
+        rows = gather_on_first(self._rows_around_the_first(trainer.global_rank))
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         report = {
             "precision": str(trainer.precision),
             "loss_scale": scaler.get_scale() if scaler is not None else None,
             "batches": [
-                {"rank": rank, **row, "paths": _paths(trainer, row["indices"])}
-                for rank, part in enumerate(rows)
-                for row in part
+                {**row, "paths": _paths(trainer, row["indices"])} for row in rows
             ],
         }
         where = self._write(trainer, report)
@@ -104,6 +103,15 @@ class NonFiniteLoss(Callback):
             f"trainer.gradient_clip_val=1 or trainer.precision=bf16-mixed are the usual cures{where}.{good}"
         )
 
+    def _rows_around_the_first(self, rank: int) -> list[dict[str, Any]]:
+        """Return this rank's batches from a few before the first whose loss is not finite on."""
+        recent = list(self._recent)
+        is_bad = (~torch.stack([row["loss"] for row in recent]).isfinite()).tolist()
+        first = is_bad.index(True) if any(is_bad) else len(recent)
+        start = max(0, first - _KEPT_BEFORE)
+        rows = recent[start : start + _KEPT_BATCHES]
+        return [{"rank": rank, **_in_plain_types(row)} for row in rows]
+
     def _write(self, trainer: Trainer, report: dict[str, Any]) -> str:
         """Write the report and return where it is, in words."""
         folder = trainer.log_dir  # all ranks ask for it together
@@ -115,7 +123,7 @@ class NonFiniteLoss(Callback):
         except OSError as error:
             log.warning("%s could not be written (%s).", path, error)
             return ""
-        return f"; the last batches and their pictures are in {str(path)!r}"
+        return f"; the batches where it began, and their pictures, are in {str(path)!r}"
 
 
 def _in_plain_types(row: dict[str, Any]) -> dict[str, Any]:
@@ -126,12 +134,3 @@ def _paths(trainer: Trainer, indices: list[int]) -> list[str]:
     # "surrogateescape" names are no text that JSON can hold.
     paths = trainer.datamodule.paths(indices, "train")  # type: ignore[attr-defined]
     return [path.encode("utf-8", "replace").decode("utf-8") for path in paths]
-
-
-def gather_objects(trainer: Trainer, value: Any) -> list[Any]:
-    """Return the values of all ranks, in their order."""
-    if trainer.world_size == 1:
-        return [value]
-    values: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(values, value)
-    return values

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from lightning.pytorch import Trainer
 
-_MAX_INTERVAL = 1000
+MAX_INTERVAL = 1000  # steps
 
 
 class Poll:
@@ -57,4 +57,4 @@ class Poll:
         if last is None or now <= last[1]:
             return 1
         steps = (step - last[0]) * self.every_sec / (now - last[1])
-        return max(1, min(_MAX_INTERVAL, int(steps)))
+        return max(1, min(MAX_INTERVAL, int(steps)))

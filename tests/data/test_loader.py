@@ -15,7 +15,6 @@ import torch
 from conftest import CLASSES, write_classes, write_jpeg
 from probe import ModuleProbe
 
-from imnet_pl.core.errors import UserError
 from imnet_pl.data.augment import EvalTransform, TrainTransform
 from imnet_pl.data.dataset import FREE, ImageDataset, Request, Slots
 from imnet_pl.data.loader import Batch, BatchLoader
@@ -340,40 +339,6 @@ def test_an_ending_process_leaves_nothing_behind(root, tmp_path, ending):
     assert not [
         p for p in set(Path("/dev/shm").iterdir()) - before if "torch" in p.name
     ]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_unreadable_training_picture_is_named(root, workers):  # S12
-    (root / "train" / "n02" / "p3.jpg").write_bytes(b"no picture")
-    index = auto.index_split(root, "train", CLASSES)
-    with pytest.raises(
-        UserError, match=r"n02.p3\.jpg' \(index 11\) can not be read"
-    ) as caught:
-        list(make_loader(index, workers, 2))
-    assert "Traceback" not in str(caught.value)
-
-
-@pytest.mark.parametrize("damage", ["bytes", "gone"])
-def test_unreadable_evaluation_picture_has_zero_pixels_and_a_status(root, damage):
-    index = auto.index_split(root, "train", CLASSES)
-    file = root / "train" / "n02" / "p3.jpg"
-    file.write_bytes(b"no picture") if damage == "bytes" else file.unlink()
-    batches = list(make_loader(index, 0, 2, train=False))
-    status = torch.cat([batch.status for batch in batches])
-    assert status.nonzero().flatten().tolist() == [11]
-    assert torch.cat([batch.images for batch in batches])[11].max() == 0
-    assert torch.cat([batch.targets for batch in batches])[11] == 1
-
-
-def test_unreadable_evaluation_picture_in_memory_that_was_used_before(root):
-    (root / "train" / "n02" / "p3.jpg").write_bytes(b"no picture")
-    index = auto.index_split(root, "train", CLASSES)
-    loader = make_loader(index, 1, 2, batch_size=4, train=False)
-    for _ in range(3):
-        batches = [Batch(*(t.clone() for t in batch)) for batch in loader]
-        assert [int(batch.status.sum()) for batch in batches] == [0, 0, 1, 0, 0, 0]
-        assert batches[2].images[3].max() == 0
-        assert batches[2].images[:3].amax((1, 2, 3)).min() > 0
 
 
 def test_last_short_batch(index):

@@ -58,6 +58,17 @@ def test_nan_ends_the_run_with_a_report(
     assert not (in_tmp / RUN / "checkpoints/crash.ckpt").exists()
 
 
+def test_the_report_begins_shortly_before_the_first_nan(
+    root, in_tmp, tiny_network, nan_from
+):
+    nan_from(lambda batch: batch >= 14)
+    assert train(root, "--guard.nonfinite_steps=3") == 1
+    report = json.loads((in_tmp / RUN / "nonfinite_loss.json").read_text())
+    is_finite = [row["loss"] == row["loss"] for row in report["batches"]]
+    assert is_finite == [True] * 8 + [False] * 3
+    assert [row["step"] for row in report["batches"]] == list(range(7, 18))
+
+
 def test_fewer_steps_than_asked_for_go_on(root, in_tmp, tiny_network, monkeypatch):
     step = ImageClassifier.training_step
     seen = iter(range(10_000))

@@ -92,9 +92,8 @@ def index_flat(
             logging.INFO,
         )
     skipped.say(folder)
-    return index_labelled(
-        root, split, folder, pictures, [class_to_idx[name] for name in found], classes
-    )
+    labels = [class_to_idx[name] for name in found]
+    return index_labelled(root, split, folder, pictures, labels, classes)
 
 
 def require_rows(truth: Path, pictures: Sequence[str], unlabelled: list[str]) -> None:

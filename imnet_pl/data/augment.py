@@ -133,14 +133,14 @@ class TrainTransform:
         box = draw_crop(*picture.size, self.scale, self.ratio, rng)
         shrinks = self.reduced_decode and picture.can_shrink
         factor = reduction_factor(box, self.image_size) if shrinks else 1
+        if factor == picture.least_factor == 1:
+            return picture.decode(num_rows=box[0] + box[2]), box
         pixels = picture.decode(factor)
         return pixels, _scale_box(box, picture.size, pixels.shape[:2])
 
 
 def _scale_box(box: Box, size: tuple[int, int], decoded: tuple[int, ...]) -> Box:
     """Return the box in a picture that was decoded smaller than its size says."""
-    if decoded == size:
-        return box
     top, left, height, width = box
     y, x = decoded[0] / size[0], decoded[1] / size[1]
     new_h, new_w = max(1, round(height * y)), max(1, round(width * x))

@@ -166,14 +166,15 @@ class ImageDataset(Dataset[Any]):
     def _fill(
         self, keys: Sequence[Key], images: Tensor
     ) -> list[tuple[int, int, BadPicture]]:
-        """Fill rows of uint8 ``images`` [N, 3, S, S]; each thread takes a slice.
+        """Fill rows of uint8 ``images`` [N, 3, S, S]; each thread takes the next one that is free.
 
         Returns:
             (row, index that was read, what is wrong) of the pictures that could not be used as they are.
         """
         found: list[tuple[int, int, BadPicture]] = []
+        rows = iter(range(len(keys)))  # of all threads
 
-        def fill_rows(rows: range) -> None:
+        def fill_rows(_: int = 0) -> None:
             with torch.inference_mode():
                 for row in rows:
                     if (bad := self._fill_row(keys[row], images[row])) is not None:
@@ -181,15 +182,13 @@ class ImageDataset(Dataset[Any]):
 
         threads = min(self.num_threads, len(keys))
         if threads <= 1:
-            fill_rows(range(len(keys)))
+            fill_rows()
             return found
         if self._pool is None:
             self._pool = ThreadPoolExecutor(
                 self.num_threads, thread_name_prefix="decode"
             )
-        for _ in self._pool.map(
-            fill_rows, [range(t, len(keys), threads) for t in range(threads)]
-        ):
+        for _ in self._pool.map(fill_rows, range(threads)):
             pass
         return sorted(found)
 

@@ -24,6 +24,8 @@ _MISSING, _LEAST_PART = (
     0.01,
 )  # the grey of what a JPEG lacks, and how much there must be
 _END_OF_IMAGE = b"\xff\xd9"
+# Rows beyond the last one that is needed: enlarging the colours looks at a few of them.
+_ROWS_BELOW = 16
 
 
 class UnreadableImage(UserError):
@@ -100,31 +102,38 @@ class Picture:
             self.num_pixels //= self.least_factor**2
         self.size = size[::-1] if headers.swaps_sides(orientation) else size
 
-    def decode(self, factor: int = 1) -> NDArray[np.uint8]:
+    def decode(self, factor: int = 1, num_rows: int | None = None) -> NDArray[np.uint8]:
         """Decode to RGB, once.
 
         Args:
             factor: 1, or where it ``can_shrink`` 2, 4 or 8: decode at 1/factor, each side rounded up. A
                 picture that is too large is decoded smaller in any case.
+            num_rows: How many rows from the top are needed, at factor 1; None: all.
 
         Returns:
-            uint8 [ceil(height / factor), ceil(width / factor), 3].
+            uint8 [ceil(height / factor), ceil(width / factor), 3]; of rows that are not needed some may be
+            absent, the others are the same as those of the whole picture.
 
         Raises:
             UnreadableImage: The file is damaged.
         """
         if self.image is None:
-            pixels = self._decode_jpeg(max(factor, self.least_factor))
+            pixels = self._decode_jpeg(max(factor, self.least_factor), num_rows)
         else:
             pixels = self._decode_with_pillow(self.image)
         if self.orientation == headers.UPRIGHT:
             return pixels
         return headers.turn_upright(pixels, self.orientation)
 
-    def _decode_jpeg(self, factor: int) -> NDArray[np.uint8]:
+    def _decode_jpeg(self, factor: int, num_rows: int | None) -> NDArray[np.uint8]:
         try:
-            if factor == 1:
-                pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(self.data, "RGB")
+            if factor == 1 and (cut := self._cut(num_rows)) is not None:
+                # It is not strict: what follows the rows is not expected there.
+                pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(
+                    cut, "RGB", strict=False
+                )
+            elif factor == 1:
+                pixels = simplejpeg.decode_jpeg(self.data, "RGB")
             else:
                 least = {
                     "min_height": -(-self.stored[0] // factor),
@@ -138,6 +147,15 @@ class Picture:
             image, _ = _open_image(self.data, self.policy)
             return self._decode_with_pillow(image)
         return pixels
+
+    def _cut(self, num_rows: int | None) -> bytes | None:
+        """Return the file with the rows that are needed and a few more; None where all must be decoded."""
+        if num_rows is None or self.orientation != headers.UPRIGHT:
+            return None
+        num_rows += _ROWS_BELOW
+        if num_rows + _ROWS_BELOW > self.stored[0]:  # it would save nothing
+            return None
+        return headers.cut_jpeg(self.data, num_rows)
 
     def _decode_with_pillow(self, image: ImageFile) -> NDArray[np.uint8]:
         with _unreadable(self.data):

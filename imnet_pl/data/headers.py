@@ -18,7 +18,7 @@ _TURNS = {
 }
 _ORIENTATION_TAG, _SHORT = 0x0112, 3
 
-_APP1, _START_OF_SCAN = 0xE1, 0xDA
+_APP1, _START_OF_SCAN, _END_OF_IMAGE = 0xE1, 0xDA, b"\xff\xd9"
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
 _SEQUENTIAL_FRAMES, _PROGRESSIVE_FRAME = {0xC0, 0xC1}, 0xC2  # of Huffman codes
 
@@ -26,8 +26,8 @@ _PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 _PNG_PIXEL_CHUNKS = {b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND"}
 
 
-def jpeg_segments(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield (marker, content) of a JPEG up to and with the first start of scan."""
+def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """Yield (marker, where its content starts, content) of a JPEG up to and with the first start of scan."""
     at = 2
     while at + 4 <= len(data) and data[at] == 0xFF:
         marker = data[at + 1]
@@ -35,7 +35,7 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, bytes]]:
             at += 1 if marker == 0xFF else 2
             continue
         length = max(2, int.from_bytes(data[at + 2 : at + 4], "big"))
-        yield marker, data[at + 4 : at + 2 + length]
+        yield marker, at + 4, data[at + 4 : at + 2 + length]
         if marker == _START_OF_SCAN:
             return
         at += 2 + length
@@ -43,7 +43,7 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 def jpeg_orientation(data: bytes) -> int:
     """Return the orientation that a JPEG's EXIF gives, 1 to 8; 1 where there is none."""
-    for marker, content in jpeg_segments(data):
+    for marker, _, content in jpeg_segments(data):
         if marker == _APP1 and content.startswith(b"Exif\0"):
             return exif_orientation(content)
     return UPRIGHT
@@ -57,13 +57,32 @@ def jpeg_min_bits(data: bytes) -> int:
         when it is scaled. 1: several scans of Huffman codes. 0: not known.
     """
     frame = num_components = 0
-    for marker, content in jpeg_segments(data):
+    for marker, _, content in jpeg_segments(data):
         if marker in (*_SEQUENTIAL_FRAMES, _PROGRESSIVE_FRAME) and len(content) > 5:
             frame, num_components = marker, content[5]
         if marker == _START_OF_SCAN and frame:
             one_scan = content[:1] == bytes([num_components])
             return 2 if one_scan and frame in _SEQUENTIAL_FRAMES else 1
     return 0
+
+
+def cut_jpeg(data: bytes, num_rows: int) -> bytes | None:
+    """Return a JPEG that says that it has only its first rows, so that a decoder stops there.
+
+    What follows them stays in the file. None where rows do not come one after another, in several scans, or
+    where the file does not end as a JPEG does: what it lacks must be found.
+    """
+    height_at = num_components = 0
+    for marker, at, content in jpeg_segments(data):
+        if marker in _SEQUENTIAL_FRAMES and len(content) > 5:
+            height_at, num_components = at + 1, content[5]
+        if marker == _START_OF_SCAN:
+            one_scan = content[:1] == bytes([num_components])
+            if not (height_at and one_scan and data.endswith(_END_OF_IMAGE)):
+                return None
+            height = num_rows.to_bytes(2, "big")
+            return b"".join((data[:height_at], height, data[height_at + 2 :]))
+    return None
 
 
 def exif_orientation(exif: bytes) -> int:

@@ -178,7 +178,13 @@ class ImageIndex:
 
     def path(self, index: int) -> str:
         """Return the path of a picture."""
-        return str(Path(self.root) / self.relative_path(index))
+        path = self.relative_path(index)
+        return self._prefix + (path if os.sep == "/" else path.replace("/", os.sep))
+
+    @cached_property
+    def _prefix(self) -> str:
+        """The root with a separator: joining paths costs more than all else that is done with one."""
+        return str(Path(self.root, "_"))[:-1]
 
     def class_counts(self) -> NDArray[np.int64]:
         """Return how many pictures each class has, int64 [len(classes)]."""

@@ -1,6 +1,7 @@
-"""A transform that reports which modules its process has imported."""
+"""Transforms that show what becomes of a worker process."""
 
 import sys
+import time
 from dataclasses import dataclass
 
 import torch
@@ -20,3 +21,13 @@ class ModuleProbe:
         ]
         out.fill_(len(found))
         out[0, 0, 0] = torch.get_num_threads()
+
+
+@dataclass
+class Hanging:
+    """Never ends, as reading from a network drive that is gone."""
+
+    image_size: int = 8
+
+    def __call__(self, data, key, out):
+        time.sleep(3600)

@@ -12,6 +12,7 @@ from PIL import Image
 from test_loader import epoch, make_loader, same
 
 from imnet_pl.core.errors import UserError
+from imnet_pl.data import reading
 from imnet_pl.data.datamodule import ImageNetDataModule
 from imnet_pl.data.dataset import MAX_REPLACEMENTS
 from imnet_pl.data.decode import decode_rgb
@@ -128,15 +129,16 @@ def test_the_search_for_a_replacement_is_bounded(tmp_path, monkeypatch):
 def test_a_locked_picture_is_bad_only_after_retries(root, monkeypatch):
     index, slept = auto.index_split(root, "train", CLASSES), []
     monkeypatch.setattr("imnet_pl.data.reading.time.sleep", slept.append)
-    read, locked = Path.read_bytes, {"p3.jpg": 1, "p5.jpg": 99}
+    read, locked = reading._read, {"p3.jpg": 1, "p5.jpg": 99}
 
-    def read_bytes(self):
-        if self.parent.name == "n02" and locked.get(self.name, 0):
-            locked[self.name] -= 1
-            raise PermissionError(13, "held by another program", str(self))
-        return read(self)
+    def read_or_fail(path):
+        folder, name = Path(path).parts[-2:]
+        if folder == "n02" and locked.get(name, 0):
+            locked[name] -= 1
+            raise PermissionError(13, "held by another program", path)
+        return read(path)
 
-    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    monkeypatch.setattr(reading, "_read", read_or_fail)
     loader = make_loader(index, on_bad="replace")
     epoch(loader)
     assert loader.bad_pictures.keys() == {13}

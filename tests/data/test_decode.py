@@ -31,6 +31,11 @@ def gradient(height=40, width=60):
     return np.stack([y * 4, x * 4, (x + y) * 2], axis=-1).astype(np.uint8)
 
 
+def noise(height, width):
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "WEBP", "TIFF", "PPM", "GIF"])
 def test_formats_by_content(kind):
     options = {"lossless": True} if kind == "WEBP" else {}
@@ -91,6 +96,43 @@ def test_reduced_sizes(size, factor):
     picture = open_picture(data, DEFAULT_POLICY)
     assert (picture.size, picture.can_shrink) == (size, True)
     assert picture.decode(factor).shape[:2] == expected
+
+
+SAVED = {
+    "4:4:4": {"subsampling": "4:4:4"},
+    "4:2:2": {"subsampling": "4:2:2"},
+    "4:2:0": {"subsampling": "4:2:0"},
+    "restart": {"subsampling": "4:2:0", "restart_marker_blocks": 3},
+    "progressive": {"progressive": True},
+}
+
+
+@pytest.mark.parametrize("kind", [*SAVED, "gray"])
+@pytest.mark.parametrize("num_rows", [1, 15, 16, 17, 100, 180, 233])
+def test_decoding_the_first_rows_gives_those_of_the_whole(kind, num_rows):
+    image = Image.fromarray(noise(233, 150))
+    image = image.convert("L") if kind == "gray" else image
+    data = encode(image, "JPEG", **SAVED.get(kind, {}))
+    whole = decode_rgb(data)
+    rows = open_picture(data, DEFAULT_POLICY).decode(num_rows=num_rows)
+    assert len(rows) >= num_rows
+    np.testing.assert_array_equal(rows[:num_rows], whole[:num_rows])
+    stops_early = kind != "progressive" and num_rows <= 180
+    assert (len(rows) < len(whole)) == stops_early
+
+
+@pytest.mark.parametrize("num_rows", [1, 100, 200])
+def test_first_rows_of_real_jpegs(assets, num_rows):
+    for file in sorted((assets / "imagenet-samples").iterdir())[::10]:
+        data = file.read_bytes()
+        rows = open_picture(data, DEFAULT_POLICY).decode(num_rows=num_rows)
+        np.testing.assert_array_equal(rows[:num_rows], decode_rgb(data)[:num_rows])
+
+
+def test_first_rows_of_a_jpeg_that_ends_early_are_not_enough():
+    data = encode(Image.fromarray(noise(200, 300)), "JPEG")
+    with pytest.raises(UnreadableImage):
+        open_picture(data[:-500], DEFAULT_POLICY).decode(num_rows=10)
 
 
 @pytest.mark.parametrize("data", [b"", b"hello", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"])

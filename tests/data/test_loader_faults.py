@@ -6,7 +6,8 @@ import signal
 
 import pytest
 import torch
-from conftest import CLASSES, write_classes
+from conftest import CLASSES
+from probe import Hanging
 from test_loader import index, make_loader  # noqa: F401
 
 from imnet_pl.core.errors import UserError
@@ -14,14 +15,11 @@ from imnet_pl.data.loader import Batch
 from imnet_pl.data.sources import auto
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs a file that hangs")
-def test_a_file_that_hangs_is_named_and_its_worker_ended(tmp_path):
-    root = tmp_path / "hanging"
-    write_classes(root / "train", {"n01": 1, "n02": 1})
-    two = auto.index_split(root, "train", ("n01", "n02"))
-    (root / "train" / "n01" / "p0.jpg").unlink()
-    os.mkfifo(root / "train" / "n01" / "p0.jpg")
-    loader = make_loader(two, 1, batch_size=2, train=False, stall_sec=8)
+def test_a_file_that_hangs_is_named_and_its_worker_ended(root):
+    pictures = auto.index_split(root, "train", CLASSES)
+    loader = make_loader(
+        pictures, 1, batch_size=2, transform=Hanging(), train=False, stall_sec=8
+    )
     before = set(multiprocessing.active_children())
     with pytest.raises(UserError, match=r"nothing for 8 s.*n01.p0\.jpg"):
         next(iter(loader))
@@ -29,6 +27,18 @@ def test_a_file_that_hangs_is_named_and_its_worker_ended(tmp_path):
     for worker in started:
         worker.join(timeout=5)
     assert set(multiprocessing.active_children()) <= before
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_pipe_in_the_place_of_a_picture_is_a_bad_picture(root, workers):
+    pictures = auto.index_split(root, "train", CLASSES)
+    (root / "train" / "n02" / "p3.jpg").unlink()
+    os.mkfifo(root / "train" / "n02" / "p3.jpg")
+    loader = make_loader(pictures, workers, train=False)
+    status = torch.cat([batch.status for batch in loader])
+    assert status.nonzero().flatten().tolist() == [11]
+    assert "no regular file" in loader.bad_pictures[11].reason
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows has no such signals")

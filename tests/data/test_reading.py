@@ -1,7 +1,7 @@
 """Files that are locked for a moment, or for good."""
 
 import errno
-from pathlib import Path
+import os
 
 import pytest
 
@@ -35,18 +35,18 @@ def waits(monkeypatch):
 @pytest.fixture
 def fail(monkeypatch):
     """Let reading fail with an error so many times."""
-    read = Path.read_bytes
+    opens = os.open
 
     def set_failures(error, times):
         left = [times]
 
-        def read_bytes(self):
+        def fail_or_open(path, flags):
             if left[0]:
                 left[0] -= 1
                 raise error
-            return read(self)
+            return opens(path, flags)
 
-        monkeypatch.setattr(Path, "read_bytes", read_bytes)
+        monkeypatch.setattr("imnet_pl.data.reading.os.open", fail_or_open)
 
     return set_failures
 
@@ -75,3 +75,22 @@ def test_an_absent_file_is_not_waited_for(tmp_path, waits):
     with pytest.raises(FileNotFoundError):
         reading.read_file(str(tmp_path / "no.jpg"))
     assert waits == []
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_pipe_is_refused_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jpg")
+    with pytest.raises(OSError, match="no regular file"):
+        reading.read_file(str(tmp_path / "pipe.jpg"))
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no /dev/zero")
+def test_a_device_is_refused():
+    with pytest.raises(OSError, match="no regular file"):
+        reading.read_file("/dev/zero")
+
+
+def test_every_byte_is_kept(tmp_path):
+    content = bytes(range(256)) + b"\r\n\x1a\n"
+    (tmp_path / "a.jpg").write_bytes(content)
+    assert reading.read_file(str(tmp_path / "a.jpg")) == content

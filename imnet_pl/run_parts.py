@@ -18,6 +18,7 @@ from imnet_pl.training.leaving import CrashCheckpoint, GracefulStop
 from imnet_pl.training.monitors import StepTimer
 from imnet_pl.training.progress import EpochLine, ProgressBar
 from imnet_pl.training.resume import ExactResume
+from imnet_pl.training.same_data import SameData
 
 
 class Continued(NamedTuple):
@@ -42,6 +43,7 @@ def build(
         continued: Where a resumed run goes on; None: in a new run folder.
     """
     trainer = config.trainer
+    callbacks.append(SameData())
     callbacks += (
         _fit_callbacks(config) if verb == "fit" else [EpochLine(), BadPictures()]
     )

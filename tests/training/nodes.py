@@ -4,10 +4,8 @@ import os
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from conftest import REPO
 
 PROBE = Path(__file__).with_name("node_probe.py")

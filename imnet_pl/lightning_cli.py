@@ -26,7 +26,7 @@ from imnet_pl.data.datamodule import ImageNetDataModule
 from imnet_pl.messages import configure_logging, explain_parse_error
 from imnet_pl.model.classifier import MIN_CLASSES_FOR_TOP5, ImageClassifier
 from imnet_pl.tools import smoke
-from imnet_pl.training import checkpointing, contract, guards, runs
+from imnet_pl.training import checkpointing, contract, guards, lost_rank, runs
 from imnet_pl.training.checkpointing import find_last_checkpoint, require_space
 from imnet_pl.training.leaving import Leave
 from imnet_pl.training.predictions import PredictionWriter
@@ -134,6 +134,7 @@ class ImageNetCLI(LightningCLI):
         parser.add_function_arguments(checkpointing.build_checkpoints, "checkpoint")
         parser.add_function_arguments(guards.build_early_stopping, "early_stopping")
         parser.add_function_arguments(guards.build_guards, "guard")
+        parser.add_function_arguments(lost_rank.build_rank_guards, "ranks")
         parser.link_arguments(
             "data.num_classes", "model.num_classes", apply_on="instantiate"
         )
@@ -271,9 +272,11 @@ class ImageNetCLI(LightningCLI):
         else:
             kwargs |= run_parts.build(config, verb, given, self._continued())
         try:
-            return super().instantiate_trainer(callbacks=given, **kwargs)
+            trainer = super().instantiate_trainer(callbacks=given, **kwargs)
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise UserError(f"trainer: {' '.join(str(error).split())}") from error
+        lost_rank.limit_waiting(trainer, config.ranks.timeout_sec)
+        return trainer
 
     def _continued(self) -> run_parts.Continued | None:
         if self._run_dir is None or self._contract is None:
@@ -300,8 +303,13 @@ class ImageNetCLI(LightningCLI):
                 )
 
     def _run_subcommand(self, subcommand: str) -> None:
-        if not self.build_only:
+        if self.build_only:
+            return
+        try:
             super()._run_subcommand(subcommand)
+        except RuntimeError as error:
+            lost_rank.raise_if_lost(self.trainer, error)
+            raise
 
     def before_fit(self) -> None:
         """Check what can be known before training."""

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ProgressBar as LightningProgressBar
 from lightning.pytorch.loggers import Logger
 
-from imnet_pl.training import checkpointing, guards, loggers, runs
+from imnet_pl.training import checkpointing, guards, loggers, lost_rank, runs
 from imnet_pl.training.bad_pictures import BadPictures
 from imnet_pl.training.checkpoint_io import SafeCheckpointIO
 from imnet_pl.training.curves import Curves
@@ -18,7 +18,6 @@ from imnet_pl.training.leaving import CrashCheckpoint, GracefulStop
 from imnet_pl.training.monitors import StepTimer
 from imnet_pl.training.progress import EpochLine, ProgressBar
 from imnet_pl.training.resume import ExactResume
-from imnet_pl.training.same_data import SameData
 
 
 class Continued(NamedTuple):
@@ -43,7 +42,7 @@ def build(
         continued: Where a resumed run goes on; None: in a new run folder.
     """
     trainer = config.trainer
-    callbacks.append(SameData())
+    callbacks += lost_rank.build_rank_guards(**config.ranks)
     callbacks += (
         _fit_callbacks(config) if verb == "fit" else [EpochLine(), BadPictures()]
     )

@@ -7,7 +7,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
+from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import Trainer
+from torch.distributed import default_pg_timeout
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
@@ -47,6 +49,10 @@ def test_lightning_checkpoints_and_loops():
         "epoch_loop.batch_progress",
         "epoch_loop.val_loop.batch_progress",
     } <= set(state)
+
+
+def test_lightning_ddp():
+    assert DDPStrategy()._timeout == default_pg_timeout
 
 
 def test_torchmetrics():
@@ -102,6 +108,7 @@ def test_the_list_is_complete():
         "_defaults",
         "_update_count",
         "_computed",
+        "_timeout",
     }
     for file in PACKAGE.rglob("*.py"):
         text = file.read_text(encoding="utf-8")

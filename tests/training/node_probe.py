@@ -1,7 +1,13 @@
-"""The command line with a network that costs nothing; scans of folders are counted in a file, if one is named."""
+"""The command line with a network that costs nothing.
+
+PROBE_SCANS names a file in which scans are counted, PROBE_HOLD a training step, counted from 0, before which the
+process makes the file ``held`` and waits for the file ``go``.
+"""
 
 import os
 import sys
+import time
+from pathlib import Path
 
 from torch import nn
 
@@ -20,11 +26,27 @@ def count_scans(file):
     scan = auto.index_split
 
     def index_split(root, split, *args, **options):
-        with open(file, "a", encoding="utf-8") as lines:  # noqa: PTH123
+        with Path(file).open("a", encoding="utf-8") as lines:
             lines.write(f"{split}\n")
         return scan(root, split, *args, **options)
 
     auto.index_split = index_split
+
+
+def hold_at(number):
+    """Wait before a step until a file is there."""
+    from imnet_pl.model.classifier import ImageClassifier
+
+    step, calls = ImageClassifier.training_step, iter(range(10_000))
+
+    def training_step(self, batch, batch_idx):
+        if next(calls) == number:
+            Path("held").touch()
+            while not Path("go").exists():
+                time.sleep(0.05)
+        return step(self, batch, batch_idx)
+
+    ImageClassifier.training_step = training_step
 
 
 if __name__ == "__main__":
@@ -34,4 +56,6 @@ if __name__ == "__main__":
     classifier.build_network = build_network
     if scans := os.environ.get("PROBE_SCANS"):
         count_scans(scans)
+    if step := os.environ.get("PROBE_HOLD"):
+        hold_at(int(step))
     sys.exit(main())

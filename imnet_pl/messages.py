@@ -1,11 +1,11 @@
 """What the command line says: which log lines are shown, and a parser's error as one sentence."""
 
 import logging
-import os
 import re
 import warnings
 
 from imnet_pl.core.errors import nearest_hint
+from imnet_pl.core.ranks import is_first_rank
 
 _NOISE = ("Tip:", "TPU", "Loading `train_dataloader`", "from the checkpoint")
 
@@ -15,10 +15,7 @@ def configure_logging() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     handler.addFilter(_is_of_use)
-    first_rank = (
-        os.environ.get("LOCAL_RANK", "0") == "0"
-        and os.environ.get("NODE_RANK", "0") == "0"
-    )
+    first_rank = is_first_rank()
     for name in ("imnet_pl", "lightning", "lightning.pytorch", "lightning.fabric"):
         logger = logging.getLogger(name)
         logger.handlers = [] if "." in name else [handler]

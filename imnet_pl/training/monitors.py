@@ -29,6 +29,7 @@ class StepTimer(Callback):
         self._steps: list[tuple[float, float, int]] = []
         self._num_logged = 0
         self.epoch: dict[str, float] = {}
+        self.num_devices = 1
         self._start_epoch()
 
     def _start_epoch(self) -> None:
@@ -115,6 +116,7 @@ class StepTimer(Callback):
             if name in mean:
                 row[f"{name}_epoch"] = mean[name]
         self.epoch = row
+        self.num_devices = trainer.num_nodes * trainer.num_devices
         log_row(trainer, row)
 
 
@@ -151,13 +153,15 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"p50": float(p50), "p95": float(p95), "max": max(values)}
 
 
-def describe_speed(epoch: dict[str, float]) -> str:
-    """Return an epoch's speed in words, and whether the run waits for data."""
+def describe_speed(epoch: dict[str, float], num_devices: int = 1) -> str:
+    """Return an epoch's speed in words, also that of one of several devices, and whether the run waits for data."""
     if "time/data_wait_frac_epoch" not in epoch:
         return f"{epoch['time/epoch_sec']:.1f} s"
     frac = epoch["time/data_wait_frac_epoch"]
+    rate = epoch["throughput/samples_per_sec_epoch"]
+    each = f" ({rate / num_devices:.0f} on each of {num_devices} devices)"
     text = (
-        f"{epoch['time/epoch_sec']:.1f} s  {epoch['throughput/samples_per_sec_epoch']:.0f} pictures/s  "
+        f"{epoch['time/epoch_sec']:.1f} s  {rate:.0f} pictures/s{each * (num_devices > 1)}  "
         f"waits for data {100 * frac:.0f} %"
     )
     return text + (

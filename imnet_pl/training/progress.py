@@ -79,7 +79,7 @@ class EpochLine(Callback):
         if "val/num_samples" in metrics:
             parts.append(describe_scores(metrics, "val"))
         if self.timer is not None:
-            parts.append(describe_speed(self.timer.epoch))
+            parts.append(describe_speed(self.timer.epoch, self.timer.num_devices))
         pl_module.print("  ".join(parts))
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

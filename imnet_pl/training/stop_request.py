@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from imnet_pl.core.ranks import is_first_rank
+
 INTERRUPTED, TERMINATED = 130, 143
 # signal: (what a person calls it, exit status). Windows has the first and the last two.
 _SIGNALS = {
@@ -82,13 +84,6 @@ def _watch_console(handler: Callable[[int], int]) -> Any:
     wrapped = kind(handler)
     ctypes.windll.kernel32.SetConsoleCtrlHandler(wrapped, 1)  # type: ignore[attr-defined,unused-ignore]
     return wrapped
-
-
-def is_first_rank() -> bool:
-    """Tell, also before there are process groups, whether this process speaks for all."""
-    return os.environ.get("LOCAL_RANK", "0") == "0" and (
-        os.environ.get("NODE_RANK", "0") == "0"
-    )
 
 
 def say(line: str) -> None:

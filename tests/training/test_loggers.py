@@ -169,3 +169,14 @@ def test_a_drawing_that_fails_is_a_notice(
     monkeypatch.setattr(curves, "draw_curves", fail)
     assert train(root) == 0
     assert "curves.png could not be drawn (no font)" in capsys.readouterr().err
+
+
+def test_the_speed_of_several_devices_is_in_all_and_of_each():
+    epoch = {
+        "time/epoch_sec": 10.0,
+        "time/data_wait_frac_epoch": 0.0,
+        "throughput/samples_per_sec_epoch": 500.0,
+    }
+    said = "500 pictures/s (125 on each of 4 devices)"
+    assert said in describe_speed(epoch, num_devices=4)
+    assert "devices" not in describe_speed(epoch)

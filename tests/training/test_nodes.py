@@ -69,8 +69,10 @@ def test_two_hosts_train_as_one(hosts, root, in_tmp, is_torchrun):
     short = ["--trainer.max_epochs=1"]
     assert main(fit_args(root, *short)) == 0
     args = fit_args(root, *short, *TWO_NODES, "--data.batch_size=4")
-    for status, text in finish(*start_on_both(hosts, in_tmp, args, is_torchrun)):
+    shown = finish(*start_on_both(hosts, in_tmp, args, is_torchrun))
+    for node, (status, text) in enumerate(shown):
         assert status == 0, text
+        assert text.count("learning rate: ") == text.count("epoch 1/1") == 1 - node
     assert_close(
         in_tmp / CHECKPOINTS / "last.ckpt", in_tmp / "host0" / CHECKPOINTS / "last.ckpt"
     )

@@ -20,7 +20,7 @@ from typing import Any
 
 REPO = Path(__file__).parents[1]
 PICTURES, CLASSES, SIDE, BATCH = 768, 3, 64, 32
-NO_GAIN, GOOD = 1.05, 0.8  # speed-up, and efficiency
+NO_GAIN, GOOD, FAIR = 1.05, 0.8, 0.6  # a speed-up, and two efficiencies
 NOTICEABLE_FRAC, NOTICEABLE_RATIO = 0.1, 1.2
 LIMIT_SEC = 1800
 
@@ -63,7 +63,8 @@ def describe_worth(one: Result, several: Result) -> str:
         return f"{n} devices are slower than 1 here ({speed_up:.2f} times){because}."
     if speed_up < NO_GAIN:
         return f"{n} devices are no faster than 1 here ({speed_up:.2f} times){because}."
-    verdict = "worth it" if efficiency >= GOOD else "worth it in part"
+    partly = "worth it in part" if efficiency >= FAIR else "hardly worth it"
+    verdict = "worth it" if efficiency >= GOOD else partly
     return f"{n} devices train {speed_up:.2f} times as fast as 1: {verdict}{because}."
 
 

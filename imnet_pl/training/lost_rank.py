@@ -121,15 +121,15 @@ class LostRank(Callback):
         words = ""
         if is_lost_connection(exception):
             self.sentence = self._explain(trainer, self._signs, exception)
-        elif not isinstance(exception, Leave):
+        else:
             words = " ".join(f"{type(exception).__name__}: {exception}".split())[:500]
         self._stop(words)
 
     def teardown(
         self, trainer: Trainer, pl_module: LightningModule, stage: str
     ) -> None:
-        """Be silent from now on."""
-        self._stop("")
+        """Let the others know that this rank is done, which then may be silent."""
+        self._stop("its run was over")
 
     def _stop(self, words: str) -> None:
         self._is_over.set()

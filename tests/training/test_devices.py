@@ -35,20 +35,26 @@ def result(devices, step, without_sync=None, wait_frac=0.0, device="GPU"):
     [
         (result(2, 1.1), "2 devices train 1.82 times as fast as 1: worth it."),
         (
-            result(4, 2.0, 1.0),
-            "4 devices train 2.00 times as fast as 1: worth it in part, because the wait for the all-reduce of "
-            "100.0 MB takes 1000 ms of a step of 2000 ms.",
+            result(4, 1.5, 1.0),
+            (
+                "4 devices train 2.67 times as fast as 1: worth it in part, because the wait for the all-reduce of "
+                "100.0 MB takes 500 ms of a step of 1500 ms."
+            ),
         ),
         (
             result(2, 2.5, 2.4, device="CPU"),
-            "2 devices are slower than 1 here (0.80 times), because a step takes 2.4 times as long as alone even "
-            "without the exchange: the ranks share the same 2 cores.",
+            (
+                "2 devices are slower than 1 here (0.80 times), because a step takes 2.4 times as long as alone even "
+                "without the exchange: the ranks share the same 2 cores."
+            ),
         ),
         (
             result(2, 2.0, 2.0, wait_frac=0.5),
-            "2 devices are no faster than 1 here (1.00 times), because 50 % of a step waits for data; a step takes "
-            "2.0 times as long as alone even without the exchange: the ranks share the machine's cores, memory and "
-            "disks.",
+            (
+                "2 devices are no faster than 1 here (1.00 times), because 50 % of a step waits for data; a step takes "
+                "2.0 times as long as alone even without the exchange: the ranks share the machine's cores, memory and "
+                "disks."
+            ),
         ),
     ],
 )

@@ -76,7 +76,7 @@ def test_two_hosts_train_as_one(hosts, root, in_tmp, is_torchrun):
     assert_close(
         in_tmp / CHECKPOINTS / "last.ckpt", in_tmp / "host0" / CHECKPOINTS / "last.ckpt"
     )
-    assert not list((in_tmp / "host1").rglob("*.ckpt"))
+    assert not list((in_tmp / "host1").iterdir())
 
 
 def test_a_host_that_is_cut_off_ends_the_run_which_goes_on_on_one(

@@ -3,15 +3,17 @@
 import os
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
-from lightning.pytorch.cli import LightningArgumentParser
 
 from imnet_pl.core.errors import UsageError, UserError
 
+if TYPE_CHECKING:  # the tools need no Lightning
+    from lightning.pytorch.cli import LightningArgumentParser
 
-def add_predict_arguments(parser: LightningArgumentParser) -> None:
+
+def add_predict_arguments(parser: "LightningArgumentParser") -> None:
     """Add what says which pictures are predicted, and where the table goes."""
     parser.add_argument(
         "--input",
@@ -34,7 +36,7 @@ def check_predict(predict_input: str | None, ckpt_path: str | None) -> None:
         raise UsageError("predict needs --ckpt_path FILE, the checkpoint of a run.")
 
 
-def add_fit_arguments(parser: LightningArgumentParser) -> None:
+def add_fit_arguments(parser: "LightningArgumentParser") -> None:
     """Add what says whether a run goes on or is only tried."""
     parser.add_argument(
         "--resume",

@@ -41,9 +41,10 @@ def _is_of_use(record: logging.LogRecord) -> bool:
 def explain_parse_error(message: str, known: set[str]) -> str:
     """Return jsonargparse's message as one sentence with the argument's name and the nearest right one."""
     if unknown := re.search(
-        r"does not accept option '([^']+)'|unrecognized arguments: --([^\s=]+)", message
+        r"(?:Group '([^']+)' )?does not accept option '([^']+)'|unrecognized arguments: --([^\s=]+)",
+        message,
     ):
-        name = unknown.group(1) or unknown.group(2)
+        name = ".".join(filter(None, unknown.groups()))
         return f"{name!r} is no argument.{nearest_hint(name, known)}"
     if bad := re.match(r'Parser key "([^"]+)":\s*(.*)', message, re.DOTALL):
         name, reason = bad.groups()

@@ -58,7 +58,8 @@ def _with_equal_pixels(
 
 
 def _pixels_of(inspections: Mapping[str, Inspection], place: Place) -> bytes:
-    return pixel_digest(inspections[place.split].index.path(place.row))
+    seen = inspections[place.split]
+    return pixel_digest(seen.index.path(place.row), seen.policy)
 
 
 def near_duplicates(

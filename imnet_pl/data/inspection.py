@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -16,7 +17,16 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from imnet_pl.core.machine import usable_cores
-from imnet_pl.data.decode import UnreadableImage, decode_rgb
+from imnet_pl.data import headers
+from imnet_pl.data.decode import (
+    BUDGET,
+    DEFAULT_POLICY,
+    DecodePolicy,
+    Picture,
+    UnreadableImage,
+    decode_rgb,
+    open_picture,
+)
 from imnet_pl.data.index import ImageIndex
 
 _CHUNK = 64  # pictures that a process takes at a time
@@ -39,7 +49,7 @@ class Facts(NamedTuple):
     """What is known of one picture.
 
     Args:
-        height: In px, 0 where it can not be read.
+        height: In px as it is looked at, 0 where it can not be read.
         width: In px.
         file_digest: Of all bytes of the file.
         thumbnail_digest: Of a small grey copy; equal pixels have equal ones.
@@ -76,6 +86,7 @@ class Inspection:
         contrast: float32 [N].
         odd: What is unusual, by row.
         errors: Why it can not be read, by row.
+        policy: How they were decoded.
     """
 
     index: ImageIndex
@@ -87,21 +98,24 @@ class Inspection:
     contrast: NDArray[np.float32]
     odd: dict[int, str]
     errors: dict[int, str]
+    policy: DecodePolicy = DEFAULT_POLICY
 
 
 def inspect_index(
     index: ImageIndex,
     num_processes: int | None = None,
     inspect: Inspect | None = None,
+    policy: DecodePolicy = DEFAULT_POLICY,
 ) -> Iterator[int | Inspection]:
     """Decode every picture; yields how many are done, now and then, and at the end the result.
 
     Args:
         index: The pictures.
         num_processes: Processes; default: one for each core that this process may use. 0: none but this.
-        inspect: What is done with each path; default ``inspect_file``.
+        inspect: What is done with each path; default ``inspect_file`` by the policy.
+        policy: How pictures are decoded.
     """
-    inspect = inspect or inspect_file
+    inspect = inspect or partial(inspect_file, policy=policy)
     num_samples = len(index)
     columns = _Columns(num_samples)
     chunks = (
@@ -115,7 +129,7 @@ def inspect_index(
         columns.fill(rows, facts)
         done += len(rows)
         yield done
-    yield columns.finish(index)
+    yield columns.finish(index, policy)
 
 
 def _map_chunks(
@@ -187,27 +201,30 @@ def _unreadable(error: str, file_digest: bytes = b"", odd: str = "") -> Facts:
     return Facts(0, 0, file_digest, b"", 0, 0.0, odd, error)
 
 
-def inspect_file(path: str) -> Facts:
+def inspect_file(path: str, policy: DecodePolicy = DEFAULT_POLICY) -> Facts:
     """Read and decode one picture."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         return _unreadable(f"it can not be opened ({error.strerror})")
     file_digest = _digest(data)
-    odd = describe_oddities(data, path)
+    picture = None
     try:
-        pixels = decode_rgb(data)
+        picture = open_picture(data, policy)
+        with BUDGET.hold(picture.num_pixels):
+            pixels = picture.decode()
     except UnreadableImage as error:
+        odd = describe_oddities(data, path, picture)
         return _unreadable(str(error), file_digest, odd)
     small = grey_thumbnail(pixels)
     return Facts(
-        height=pixels.shape[0],
-        width=pixels.shape[1],
+        height=picture.size[0],
+        width=picture.size[1],
         file_digest=file_digest,
         thumbnail_digest=_digest(small.tobytes()),
         perceptual=perceptual_hash(small),
         contrast=float(small.std()),
-        odd=odd,
+        odd=describe_oddities(data, path, picture),
         error="",
     )
 
@@ -217,9 +234,9 @@ def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:_DIGEST_BYTES]
 
 
-def pixel_digest(path: str) -> bytes:
+def pixel_digest(path: str, policy: DecodePolicy = DEFAULT_POLICY) -> bytes:
     """Return a digest of all pixels of a readable picture."""
-    pixels = decode_rgb(Path(path).read_bytes())
+    pixels = decode_rgb(Path(path).read_bytes(), policy)
     return _digest(repr(pixels.shape).encode() + pixels.tobytes())
 
 
@@ -249,26 +266,48 @@ def perceptual_hash(small: NDArray[np.float32]) -> int:
     return int(_BITS[low > np.median(low)].sum())
 
 
-def describe_oddities(data: bytes, path: str) -> str:
-    """Return what is unusual about a file by its header, comma separated; nothing for a plain picture."""
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            found = [text for text, is_so in _oddities(image, path).items() if is_so]
-    except Exception:  # noqa: BLE001 - a plug-in may raise anything; decoding says what is wrong
-        return ""
-    return ", ".join(found)
+def describe_oddities(data: bytes, path: str, picture: Picture | None) -> str:
+    """Return what is unusual about a file by its header, comma separated; nothing for a plain picture.
+
+    Args:
+        data: The file.
+        path: Its name is compared with its content.
+        picture: As it was decoded; None where its header is damaged, or it is too large.
+    """
+    found: dict[str, bool] = {}
+    if picture is not None and picture.image is None:  # a JPEG of the usual modes
+        turn = headers.jpeg_orientation(data)
+        found = _oddities("JPEG", "RGB", 1, turn, picture.stored, path)
+    else:
+        try:
+            with Image.open(io.BytesIO(data)) as image:
+                found = _oddities_of(image, path)
+        except Exception:  # noqa: BLE001 - a plug-in may raise anything; decoding says what is wrong
+            found = {}
+    if picture is not None and picture.least_factor > 1:
+        factor = picture.least_factor
+        found[f"above data.max_pixels, decoded at 1/{factor} of its size"] = True
+    return ", ".join(text for text, is_so in found.items() if is_so)
 
 
-def _oddities(image: Image.Image, path: str) -> dict[str, bool]:
-    suffix = PurePosixPath(path).suffix.lower()
+def _oddities_of(image: Image.Image, path: str) -> dict[str, bool]:
     kind = image.format or "unknown"
     frames = int(getattr(image, "n_frames", 1)) if kind != "MPO" else 1
-    short, long = sorted(image.size)
+    turn = image.getexif().get(0x0112, headers.UPRIGHT)
+    size = image.height, image.width
+    return _oddities(kind, image.mode, frames, turn, size, path)
+
+
+def _oddities(
+    kind: str, mode: str, frames: int, turn: int, size: tuple[int, int], path: str
+) -> dict[str, bool]:
+    suffix = PurePosixPath(path).suffix.lower()
+    short, long = sorted(size)
     return {
         f"is {kind}, named {suffix}": suffix not in _FORMATS.get(kind, {suffix}),
-        f"mode {image.mode}": image.mode not in _PLAIN_MODES,
+        f"mode {mode}": mode not in _PLAIN_MODES,
         f"{frames} frames": frames > 1,
-        "turned by EXIF": image.getexif().get(0x0112, 1) not in (0, 1),
+        "turned by EXIF": turn not in (0, headers.UPRIGHT),
         "smaller than 32 px": short < 32,
         "more than 5 times as long as wide": long > 5 * short,
     }
@@ -297,7 +336,7 @@ class _Columns:
             if fact.error:
                 self.errors[row] = fact.error
 
-    def finish(self, index: ImageIndex) -> Inspection:
+    def finish(self, index: ImageIndex, policy: DecodePolicy) -> Inspection:
         return Inspection(
             index=index,
             heights=self.sizes[0],
@@ -308,4 +347,5 @@ class _Columns:
             contrast=self.contrast,
             odd=dict(sorted(self.odd.items())),
             errors=dict(sorted(self.errors.items())),
+            policy=policy,
         )

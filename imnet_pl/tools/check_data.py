@@ -21,7 +21,9 @@ from rich.progress import (
 from rich.table import Table
 
 from imnet_pl.core.errors import UserError
+from imnet_pl.data.argument_checks import check_policy
 from imnet_pl.data.catalog import Catalog
+from imnet_pl.data.decode import MAX_PIXELS, DecodePolicy
 from imnet_pl.data.findings import Finding, find_all, find_side_files
 from imnet_pl.data.inspection import Inspection, inspect_index
 
@@ -30,8 +32,30 @@ _MOST_CLASSES = 20
 _SEVERITIES = ("fix", "look", "note")
 
 
+class DecodedCatalog(Catalog):
+    """A data set, and how its pictures are decoded.
+
+    Args:
+        alpha_background: RGB colour behind what is transparent in a picture, 0 to 255 each.
+        exif_orientation: Turn pictures as their EXIF says.
+        max_pixels: Larger pictures are not read, but for baseline JPEGs, decoded at 1/2, 1/4 or 1/8.
+        **catalog: Which pictures there are.
+    """
+
+    def __init__(
+        self,
+        alpha_background: tuple[int, int, int] = (255, 255, 255),
+        exif_orientation: bool = False,
+        max_pixels: int = MAX_PIXELS,
+        **catalog: Any,
+    ) -> None:
+        super().__init__(**catalog)
+        self.policy = DecodePolicy(alpha_background, exif_orientation, max_pixels)
+        check_policy(self.policy)
+
+
 def run_check_data(
-    data: Catalog,
+    data: DecodedCatalog,
     near: bool = True,
     json_file: str | None = None,
     csv_file: str | None = None,
@@ -73,7 +97,7 @@ def run_check_data(
 
 
 def _inspect(
-    data: Catalog, num_processes: int | None
+    data: DecodedCatalog, num_processes: int | None
 ) -> tuple[dict[str, Inspection], list[Finding]]:
     """Decode all splits; one that can not be read as a whole is a finding."""
     inspections: dict[str, Inspection] = {}
@@ -99,7 +123,8 @@ def _inspect(
                 findings.append(Finding("layout", "fix", str(error), split))
                 continue
             task = progress.add_task(split, total=len(index))
-            for step in inspect_index(index, num_processes):
+            steps = inspect_index(index, num_processes, policy=data.policy)
+            for step in steps:
                 if isinstance(step, Inspection):
                     inspections[split] = step
                 else:

@@ -11,8 +11,9 @@ from crash_probe import inspect_or_crash
 from PIL import Image
 
 from imnet_pl.cli import main
+from imnet_pl.data.decode import DecodePolicy
 from imnet_pl.data.duplicates import near_duplicates
-from imnet_pl.data.inspection import Inspection, inspect_index
+from imnet_pl.data.inspection import Inspection, inspect_file, inspect_index
 from imnet_pl.data.sources import auto
 
 
@@ -224,3 +225,11 @@ def test_a_file_that_can_not_be_written_is_known_before_the_work(
 def test_data_that_is_not_there(in_tmp, capsys):
     assert main(["check-data", "--data.root=nowhere"]) == 1
     assert "data.root='nowhere' does not exist" in capsys.readouterr().err
+
+
+def test_sizes_are_those_of_the_file_and_not_of_a_reduced_picture(tmp_path):
+    write_jpeg(tmp_path / "p.jpg", size=(101, 200))
+    policy = DecodePolicy(max_pixels=6000)
+    facts = inspect_file(str(tmp_path / "p.jpg"), policy)
+    assert (facts.height, facts.width, facts.error) == (101, 200, "")
+    assert facts.odd == "above data.max_pixels, decoded at 1/2 of its size"

@@ -307,7 +307,7 @@ def _oddities(
         f"is {kind}, named {suffix}": suffix not in _FORMATS.get(kind, {suffix}),
         f"mode {mode}": mode not in _PLAIN_MODES,
         f"{frames} frames": frames > 1,
-        "turned by EXIF": turn not in (0, headers.UPRIGHT),
+        f"EXIF orientation {turn}": turn not in (0, headers.UPRIGHT),
         "smaller than 32 px": short < 32,
         "more than 5 times as long as wide": long > 5 * short,
     }

@@ -16,7 +16,7 @@ from imnet_pl.messages import configure_logging, explain_parse_error
 # What a config of fit holds beside data.
 OF_A_RUN = {
     *("seed_everything", "name", "trainer", "model", "checkpoint", "early_stopping"),
-    *("guard", "ckpt_path", "resume", "smoke", "allow_changed_data"),
+    *("guard", "ranks", "ckpt_path", "resume", "smoke", "allow_changed_data"),
 }
 
 

@@ -9,7 +9,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ from imnet_pl.data.decode import (
     open_picture,
 )
 from imnet_pl.data.index import ImageIndex
+from imnet_pl.data.reading import read_file
 
 _CHUNK = 64  # pictures that a process takes at a time
 _DIGEST_BYTES = 16
@@ -204,7 +205,7 @@ def _unreadable(error: str, file_digest: bytes = b"", odd: str = "") -> Facts:
 def inspect_file(path: str, policy: DecodePolicy = DEFAULT_POLICY) -> Facts:
     """Read and decode one picture."""
     try:
-        data = Path(path).read_bytes()
+        data = read_file(path)
     except OSError as error:
         return _unreadable(f"it can not be opened ({error.strerror})")
     file_digest = _digest(data)
@@ -236,7 +237,7 @@ def _digest(data: bytes) -> bytes:
 
 def pixel_digest(path: str, policy: DecodePolicy = DEFAULT_POLICY) -> bytes:
     """Return a digest of all pixels of a readable picture."""
-    pixels = decode_rgb(Path(path).read_bytes(), policy)
+    pixels = decode_rgb(read_file(path), policy)
     return _digest(repr(pixels.shape).encode() + pixels.tobytes())
 
 

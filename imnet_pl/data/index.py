@@ -179,12 +179,13 @@ class ImageIndex:
     def path(self, index: int) -> str:
         """Return the path of a picture."""
         path = self.relative_path(index)
-        return self._prefix + (path if os.sep == "/" else path.replace("/", os.sep))
+        # Not by pathlib, which takes ten times as long; a path may be absolute.
+        return os.path.join(self._base, path.replace("/", os.sep))  # noqa: PTH118
 
     @cached_property
-    def _prefix(self) -> str:
-        """The root with a separator: joining paths costs more than all else that is done with one."""
-        return str(Path(self.root, "_"))[:-1]
+    def _base(self) -> str:
+        base = str(Path(self.root))
+        return "" if base == "." else base
 
     def class_counts(self) -> NDArray[np.int64]:
         """Return how many pictures each class has, int64 [len(classes)]."""

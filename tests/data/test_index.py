@@ -3,8 +3,10 @@
 import hashlib
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
+import pytest
 from layouts import assert_same
 
 from imnet_pl.data import index as index_module
@@ -60,3 +62,10 @@ def test_paths_are_joined_in_the_encoding_of_the_file_system():
     assert split_paths(joined, ends, 0, 5) == [os.fsencode(name) for name in names]
     assert split_paths(joined, ends, 3, 9) == [os.fsencode(name) for name in names[3:]]
     assert split_paths(*PathColumn().arrays(), 0, 1) == []
+
+
+@pytest.mark.parametrize("root", [".", "data", "data/", "/data", "/"])
+@pytest.mark.parametrize("name", ["a.jpg", "n01/a b.jpg", "/elsewhere/a.jpg"])
+def test_a_path_is_joined_as_pathlib_does(root, name):
+    index = ImageIndex.from_rows(root, [name], [0], ["n01"])
+    assert index.path(0) == str(Path(root) / name)

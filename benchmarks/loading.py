@@ -19,6 +19,7 @@ from typing import Any
 
 BATCH = 128
 WARM_UP = 4  # batches that are not counted
+SHORT_SIDE, QUALITY = 256, 90  # of the shrunk pictures
 
 
 def make_root(pictures: Path, root: Path, least: int) -> None:
@@ -39,6 +40,22 @@ def make_root(pictures: Path, root: Path, least: int) -> None:
                 target.write_bytes(source.read_bytes())
     for file in files:
         file.read_bytes()  # into the page cache
+
+
+def shrink(pictures: Path, folder: Path) -> Path:
+    """Write the pictures with a short side of 256 px at quality 90, as they are packed, and return the folder."""
+    from PIL import Image
+
+    for file in sorted(pictures.iterdir()):
+        if file.suffix.lower() not in (".jpeg", ".jpg"):
+            continue
+        with Image.open(file) as image:
+            scale = min(1.0, SHORT_SIDE / min(image.size))
+            size = [round(side * scale) for side in image.size]
+            small = image.convert("RGB").resize(size, Image.Resampling.BILINEAR)
+        folder.mkdir(exist_ok=True)
+        small.save(folder / file.name, "JPEG", quality=QUALITY, subsampling="4:2:0")
+    return folder
 
 
 def time_batches(batches: Iterable[Any], count: int) -> tuple[float, float]:
@@ -120,6 +137,7 @@ def stage_costs(data: Any, rounds: int = 2) -> dict[str, float]:
     import torch
 
     from imnet_pl.data import augment, decode
+    from imnet_pl.data.reading import read_file
 
     torch.set_num_threads(1)
     transform = data.train_dataloader().dataset.transform
@@ -136,16 +154,16 @@ def stage_costs(data: Any, rounds: int = 2) -> dict[str, float]:
     for key, path in enumerate(paths):
         rng = random.Random(key)
         clock = time.thread_time()
-        content = Path(path).read_bytes()
+        content = read_file(path)
         clock = add("read", clock)
         picture = decode.open_picture(content, transform.policy)
         clock = add("header", clock)
-        pixels = picture.decode()
-        clock = add("decode", clock)
-        box = augment.draw_crop(
-            *pixels.shape[:2], transform.scale, transform.ratio, rng
+        top, left, height, width = augment.draw_crop(
+            *picture.size, transform.scale, transform.ratio, rng
         )
-        top, left, height, width = box
+        clock = add("crop, resize", clock)
+        pixels = picture.decode(num_rows=top + height)
+        clock = add("decode", clock)
         crop = pixels[top : top + height, left : left + width]
         augment.resize(crop, transform.interpolation, out)
         clock = add("crop, resize", clock)
@@ -155,33 +173,88 @@ def stage_costs(data: Any, rounds: int = 2) -> dict[str, float]:
     return spent
 
 
+def cost_of_decoding(data: Any, rounds: int = 7) -> float:
+    """Return CPU of reading and transforming / CPU of decoding the same files whole; a median of rounds."""
+    import simplejpeg
+    import torch
+
+    from imnet_pl.data.reading import read_file
+
+    transform = data.train_dataloader().dataset.transform
+    size = transform.image_size
+    out = torch.empty((size, size, 3), dtype=torch.uint8).permute(2, 0, 1)
+    paths = [data.indices["train"].path(i) for i in range(250)]
+    contents = [read_file(path) for path in paths]
+    ratios = []
+    for key in range(rounds):
+        start = time.thread_time()
+        with torch.inference_mode():
+            for i, path in enumerate(paths):
+                transform(read_file(path), 1000 * key + i, out)
+        between = time.thread_time()
+        for content in contents:
+            simplejpeg.decode_jpeg(content, "RGB")
+        ratios.append((between - start) / (time.thread_time() - between))
+    return statistics.median(ratios)
+
+
+# side: (what is timed, which data, which split)
 SIDES = {
-    "train: DataLoader, 2 workers, PIL": (measure_seed, "train"),
-    "train: ours": (measure_ours, "train"),
-    "train: bare decode + resize": (measure_bare, "train"),
-    "val: ours": (measure_ours, "val"),
-    "val: bare decode + resize": (measure_bare, "val"),
+    "train: DataLoader, 2 workers, PIL": (measure_seed, "raw", "train"),
+    "train: ours": (measure_ours, "raw", "train"),
+    "train: bare": (measure_bare, "raw", "train"),
+    "train, reduced decode: ours": (measure_ours, "reduced", "train"),
+    "train, shrunk to 256: ours": (measure_ours, "shrunk", "train"),
+    "train, shrunk to 256: bare": (measure_bare, "shrunk", "train"),
+    "val: ours": (measure_ours, "raw", "val"),
+    "val: bare": (measure_bare, "raw", "val"),
 }
+_SEED = "train: DataLoader, 2 workers, PIL"
+# (side, beside which, at least)
 RATIOS = (
-    ("train: ours", "train: DataLoader, 2 workers, PIL"),
-    ("train: ours", "train: bare decode + resize"),
-    ("val: ours", "val: bare decode + resize"),
+    ("train: ours", _SEED, 2.0),
+    ("train: ours", "train: bare", 0.9),
+    ("train, reduced decode: ours", _SEED, 2.3),
+    ("train, shrunk to 256: ours", _SEED, 4.2),
+    ("train, shrunk to 256: ours", "train, shrunk to 256: bare", 0.9),
+    ("val: ours", "val: bare", 0.9),
 )
 
 
-def measure(root: Path, repeats: int, count: int) -> dict[str, Any]:
-    """Run every side in turn, ``repeats`` times, and return all figures."""
-    from imnet_pl.core.machine import workers_and_threads
+def open_data(folder: Path, pictures: Path, least: int) -> dict[str, Any]:
+    """Return data modules on the pictures as they are, with reduced decoding, and on shrunk ones."""
     from imnet_pl.data.datamodule import ImageNetDataModule
 
-    data = ImageNetDataModule(str(root), batch_size=BATCH, eval_batch_size=BATCH)
-    data.setup("fit")
+    make_root(pictures, folder / "raw", least)
+    make_root(shrink(pictures, folder / "small"), folder / "shrunk", least)
+
+    def build(name: str, reduced: bool = False) -> Any:
+        data = ImageNetDataModule(
+            str(folder / name),
+            batch_size=BATCH,
+            eval_batch_size=BATCH,
+            reduced_decode=reduced,
+        )
+        data.setup("fit")
+        return data
+
+    return {
+        "raw": build("raw"),
+        "reduced": build("raw", reduced=True),
+        "shrunk": build("shrunk"),
+    }
+
+
+def measure(data: dict[str, Any], repeats: int, count: int) -> dict[str, Any]:
+    """Run every side in turn, ``repeats`` times, and return all figures."""
+    from imnet_pl.core.machine import workers_and_threads
+
     runs: dict[str, list[tuple[float, float]]] = {name: [] for name in SIDES}
     for _ in range(repeats):
-        for name, (side, split) in SIDES.items():
-            runs[name].append(side(data, split, count))
+        for name, (side, which, split) in SIDES.items():
+            runs[name].append(side(data[which], split, count))
             gc.collect()  # the side's worker processes end with its loader
-    workers, threads = workers_and_threads(data.num_workers, data.num_threads, 1)
+    workers, threads = workers_and_threads(None, None, 1)
     return {
         "workers": workers,
         "threads": threads,
@@ -191,7 +264,8 @@ def measure(root: Path, repeats: int, count: int) -> dict[str, Any]:
         "first_batch_sec": {
             name: [first for first, _ in run] for name, run in runs.items()
         },
-        "cpu_ms_per_picture": stage_costs(data),
+        "cpu_ms_per_picture": stage_costs(data["raw"]),
+        "cpu_by_decoding": cost_of_decoding(data["raw"]),
     }
 
 
@@ -208,15 +282,18 @@ def show(figures: dict[str, Any]) -> None:
         first = f"{statistics.median(firsts[name]):.1f} s"
         print(f"{name:36}{statistics.median(rate):11.0f}{spread:>16}{first:>13}")
     print()
-    for left, right in RATIOS:
+    for left, right, least in RATIOS:
         pairs = [a / b for a, b in zip(rates[left], rates[right], strict=True)]
         print(
-            f"{left} / {right}: {statistics.median(pairs):.2f} (median of {len(pairs)} pairs)"
+            f"{left} / {right.partition(': ')[2]}: {statistics.median(pairs):.2f} (median of {len(pairs)} "
+            f"pairs; at least {least} is wanted)"
         )
     print("\nCPU ms a picture in training, one thread")
     for stage, cost in figures["cpu_ms_per_picture"].items():
         print(f"  {stage:14}{cost:7.3f}")
     print(f"  {'sum':14}{sum(figures['cpu_ms_per_picture'].values()):7.3f}")
+    by = figures["cpu_by_decoding"]
+    print(f"all of it / decoding whole pictures: {by:.2f} (at most 1.32 is wanted)")
 
 
 def main() -> None:
@@ -235,8 +312,9 @@ def main() -> None:
         raise SystemExit(f"--pictures {args.pictures}: no such folder")
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
     with tempfile.TemporaryDirectory() as folder:
-        make_root(args.pictures, Path(folder), (WARM_UP + args.batches) * BATCH)
-        figures = measure(Path(folder), args.repeats, args.batches)
+        least = (WARM_UP + args.batches) * BATCH
+        data = open_data(Path(folder), args.pictures, least)
+        figures = measure(data, args.repeats, args.batches)
     figures |= {"load_before": load, "cores": os.cpu_count()}
     show(figures)
     if args.json:

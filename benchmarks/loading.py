@@ -119,6 +119,8 @@ def decode_all(paths: list[str], transform: Any, ready: Any, results: Any) -> No
     """Decode and transform pictures in this process; send when it began and ended."""
     import torch
 
+    from imnet_pl.data.reading import read_file
+
     torch.set_num_threads(1)
     size = transform.image_size
     out = torch.empty((size, size, 3), dtype=torch.uint8).permute(2, 0, 1)
@@ -126,7 +128,7 @@ def decode_all(paths: list[str], transform: Any, ready: Any, results: Any) -> No
     start = time.perf_counter()
     with torch.inference_mode():
         for key, path in enumerate(paths):
-            transform(Path(path).read_bytes(), key, out)
+            transform(read_file(path), key, out)
     results.put((start, time.perf_counter()))
 
 

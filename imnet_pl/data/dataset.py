@@ -174,7 +174,7 @@ class ImageDataset(Dataset[Any]):
         found: list[tuple[int, int, BadPicture]] = []
         rows = iter(range(len(keys)))  # of all threads
 
-        def fill_rows(_: int = 0) -> None:
+        def fill_rows() -> None:
             with torch.inference_mode():
                 for row in rows:
                     if (bad := self._fill_row(keys[row], images[row])) is not None:
@@ -188,8 +188,8 @@ class ImageDataset(Dataset[Any]):
             self._pool = ThreadPoolExecutor(
                 self.num_threads, thread_name_prefix="decode"
             )
-        for _ in self._pool.map(fill_rows, range(threads)):
-            pass
+        for filled in [self._pool.submit(fill_rows) for _ in range(threads)]:
+            filled.result()
         return sorted(found)
 
     def _fill_row(self, key: Key, out: Tensor) -> tuple[int, BadPicture] | None:

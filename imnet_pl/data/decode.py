@@ -23,7 +23,6 @@ _MISSING, _LEAST_PART = (
     128,
     0.01,
 )  # the grey of what a JPEG lacks, and how much there must be
-_END_OF_IMAGE = b"\xff\xd9"
 # Rows beyond the last one that is needed: enlarging the colours looks at a few of them.
 _ROWS_BELOW = 16
 
@@ -197,7 +196,7 @@ def _fast_jpeg_size(data: bytes) -> tuple[int, int] | None:
 def _open_image(data: bytes, policy: DecodePolicy) -> tuple[ImageFile, int]:
     """Return the picture opened by Pillow, and its orientation by EXIF."""
     if policy.partial and data.startswith(JPEG_MAGIC):
-        data += _END_OF_IMAGE  # as Pillow's global LOAD_TRUNCATED_IMAGES does
+        data += headers.END_OF_IMAGE  # as Pillow's global LOAD_TRUNCATED_IMAGES does
     with _unreadable(data):
         return pillow_formats.open_image(data)
 

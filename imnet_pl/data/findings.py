@@ -23,7 +23,6 @@ from imnet_pl.data.splits import crossing_groups
 Severity = Literal["fix", "look", "note"]
 
 _MAX_IMBALANCE = 10.0
-_SYSTEM_FILES = {"thumbs.db", "desktop.ini"}
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ def find_side_files(root: Path) -> Iterator[Finding]:
     for folder, folders, files in os.walk(root):
         folders.sort()
         for name in sorted(files):
-            is_hidden = scan.is_hidden(name) or name.lower() in _SYSTEM_FILES
+            is_hidden = scan.is_hidden(name)
             if is_hidden or not scan.has_image_suffix(name):
                 path = (Path(folder) / name).relative_to(root).as_posix()
                 what = (

@@ -1,6 +1,8 @@
 """What the head of a picture file says, read without a decoder; damage is never an error here."""
 
+import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +20,9 @@ _TURNS = {
 }
 _ORIENTATION_TAG, _SHORT = 0x0112, 3
 
-_APP1, _START_OF_SCAN, _END_OF_IMAGE = 0xE1, 0xDA, b"\xff\xd9"
+END_OF_IMAGE = b"\xff\xd9"
+_APP1, _START_OF_SCAN = 0xE1, 0xDA
+_ANY_MARKER = re.compile(rb"\xff[^\x00]")
 _WITHOUT_LENGTH = {0x01, *range(0xD0, 0xD9)}
 _SEQUENTIAL_FRAMES, _PROGRESSIVE_FRAME = {0xC0, 0xC1}, 0xC2  # of Huffman codes
 
@@ -49,6 +53,39 @@ def jpeg_orientation(data: bytes) -> int:
     return UPRIGHT
 
 
+class _Frame(NamedTuple):
+    """Where the pixels of a JPEG are, and how they are stored.
+
+    Args:
+        marker: Of the kind of frame.
+        height_at: Where its height stands, in two bytes.
+        in_one_scan: Whether the first scan has all components.
+        scan_at: Where the pixels of that scan start.
+    """
+
+    marker: int
+    height_at: int
+    in_one_scan: bool
+    scan_at: int
+
+    @property
+    def row_by_row(self) -> bool:
+        """Whether rows of blocks stand one after another."""
+        return self.in_one_scan and self.marker in _SEQUENTIAL_FRAMES
+
+
+def _jpeg_frame(data: bytes) -> _Frame | None:
+    """Return the frame of a JPEG with Huffman codes; None of any other."""
+    marker = height_at = num_components = 0
+    for found, at, content in jpeg_segments(data):
+        if found in (*_SEQUENTIAL_FRAMES, _PROGRESSIVE_FRAME) and len(content) > 5:
+            marker, height_at, num_components = found, at + 1, content[5]
+        if found == _START_OF_SCAN and marker:
+            has_all = content[:1] == bytes([num_components])
+            return _Frame(marker, height_at, has_all, at + len(content))
+    return None
+
+
 def jpeg_min_bits(data: bytes) -> int:
     """Return how many bits a block of 8 x 8 pixels takes at least in a JPEG.
 
@@ -56,33 +93,25 @@ def jpeg_min_bits(data: bytes) -> int:
         2: sequential, in one scan: it is decoded row by row, while any other is held in memory whole, also
         when it is scaled. 1: several scans of Huffman codes. 0: not known.
     """
-    frame = num_components = 0
-    for marker, _, content in jpeg_segments(data):
-        if marker in (*_SEQUENTIAL_FRAMES, _PROGRESSIVE_FRAME) and len(content) > 5:
-            frame, num_components = marker, content[5]
-        if marker == _START_OF_SCAN and frame:
-            one_scan = content[:1] == bytes([num_components])
-            return 2 if one_scan and frame in _SEQUENTIAL_FRAMES else 1
-    return 0
+    frame = _jpeg_frame(data)
+    return 0 if frame is None else 1 + frame.row_by_row
 
 
 def cut_jpeg(data: bytes, num_rows: int) -> bytes | None:
     """Return a JPEG that says that it has only its first rows, so that a decoder stops there.
 
-    What follows them stays in the file. None where rows do not come one after another, in several scans, or
-    where the file does not end as a JPEG does: what it lacks must be found.
+    What follows them stays in the file, and the decoder remarks upon it. None where rows do not stand one after
+    another, or where any marker stands between the header and the end, the last two bytes: what is
+    damaged or missing must be found, and among restart markers a stray one is not seen.
     """
-    height_at = num_components = 0
-    for marker, at, content in jpeg_segments(data):
-        if marker in _SEQUENTIAL_FRAMES and len(content) > 5:
-            height_at, num_components = at + 1, content[5]
-        if marker == _START_OF_SCAN:
-            one_scan = content[:1] == bytes([num_components])
-            if not (height_at and one_scan and data.endswith(_END_OF_IMAGE)):
-                return None
-            height = num_rows.to_bytes(2, "big")
-            return b"".join((data[:height_at], height, data[height_at + 2 :]))
-    return None
+    frame = _jpeg_frame(data)
+    if frame is None or not frame.row_by_row:
+        return None
+    marker = _ANY_MARKER.search(data, frame.scan_at)
+    if marker is None or data[marker.start() :] != END_OF_IMAGE:
+        return None
+    at = frame.height_at
+    return b"".join((data[:at], num_rows.to_bytes(2, "big"), data[at + 2 :]))
 
 
 def exif_orientation(exif: bytes) -> int:

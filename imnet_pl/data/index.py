@@ -179,7 +179,7 @@ class ImageIndex:
     def path(self, index: int) -> str:
         """Return the path of a picture."""
         path = self.relative_path(index)
-        # Not by pathlib, which takes ten times as long; a path may be absolute.
+        # Without building a Path of every picture; one may be absolute.
         return os.path.join(self._base, path.replace("/", os.sep))  # noqa: PTH118
 
     @cached_property

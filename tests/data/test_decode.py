@@ -1,6 +1,7 @@
 """Bytes to RGB."""
 
 import io
+import random
 import struct
 import tracemalloc
 import zlib
@@ -117,8 +118,37 @@ def test_decoding_the_first_rows_gives_those_of_the_whole(kind, num_rows):
     rows = open_picture(data, DEFAULT_POLICY).decode(num_rows=num_rows)
     assert len(rows) >= num_rows
     np.testing.assert_array_equal(rows[:num_rows], whole[:num_rows])
-    stops_early = kind != "progressive" and num_rows <= 180
+    stops_early = kind not in ("progressive", "restart") and num_rows <= 180
     assert (len(rows) < len(whole)) == stops_early
+
+
+def damage(data, rng):
+    """Return a JPEG of which some bytes are others, or absent, but not the header or the end."""
+    at = data.index(b"\xff\xda") + 14
+    start = rng.randrange(at, len(data) - 2)
+    stop = min(start + rng.randrange(1, 200), len(data) - 2)
+    others = rng.choice([b"", rng.randbytes(stop - start)])
+    return data[:start] + others + data[stop:]
+
+
+@pytest.mark.parametrize("kind", SAVED)
+def test_damage_is_found_wherever_decoding_would_stop(kind):
+    """A picture is unreadable, or its rows are the same, whether it is decoded whole or not."""
+    original = encode(Image.fromarray(gradient(240, 300)), "JPEG", **SAVED[kind])
+    rng = random.Random(0)
+    num_unreadable = 0
+    for _ in range(200):
+        data = damage(original, rng)
+        try:
+            whole = decode_rgb(data)
+        except UnreadableImage:
+            num_unreadable += 1
+            with pytest.raises(UnreadableImage):
+                open_picture(data, DEFAULT_POLICY).decode(num_rows=60)
+        else:
+            rows = open_picture(data, DEFAULT_POLICY).decode(num_rows=60)
+            np.testing.assert_array_equal(rows[:60], whole[:60])
+    assert 0 < num_unreadable < 200
 
 
 @pytest.mark.parametrize("num_rows", [1, 100, 200])

@@ -29,14 +29,17 @@ IMAGE_SUFFIXES = frozenset(
         ".pnm",
     ]
 )
-SYSTEM_FOLDERS = frozenset(
-    {"__macosx", "@eadir", "$recycle.bin", "system volume information", "lost+found"}
+SYSTEM_NAMES = frozenset(
+    {
+        *("__macosx", "@eadir", "$recycle.bin", "system volume information"),
+        *("lost+found", "thumbs.db", "desktop.ini"),
+    }
 )
 
 
 def is_hidden(name: str) -> bool:
     """Tell whether a file or folder is the system's or hidden, and so never data."""
-    return name.startswith(".") or name.lower() in SYSTEM_FOLDERS
+    return name.startswith(".") or name.lower() in SYSTEM_NAMES
 
 
 def has_image_suffix(name: str) -> bool:

@@ -6,7 +6,6 @@ from typing import Any, get_args
 from imnet_pl.core.errors import UserError, require_choice
 from imnet_pl.data.augment import Interpolation
 from imnet_pl.data.dataset import OnBadEvalImage, OnBadImage
-from imnet_pl.data.decode import DecodePolicy
 
 log = logging.getLogger(__name__)
 
@@ -50,24 +49,8 @@ def check_arguments(data: Any) -> None:
     low, high = data.train_ratio
     if not 0 < low <= high:
         raise UserError(f"data.train_ratio=[{low}, {high}] must be 0 < low <= high.")
-    check_policy(data.policy)
     if not 0 <= data.hflip <= 1:
         raise UserError(f"data.hflip={data.hflip} is a probability, from 0 to 1.")
-
-
-def check_policy(policy: DecodePolicy) -> None:
-    """Raise for settings of decoding that can not work.
-
-    Raises:
-        UserError: It names the argument, its value and what is allowed.
-    """
-    background = policy.alpha_background
-    if len(background) != 3 or not all(0 <= value <= 255 for value in background):
-        raise UserError(
-            f"data.alpha_background={list(background)} must be three values from 0 to 255."
-        )
-    if policy.max_pixels < 1:
-        raise UserError(f"data.max_pixels={policy.max_pixels} must be at least 1.")
 
 
 def fit_batch_size(

@@ -40,12 +40,24 @@ class DecodePolicy:
         exif_orientation: Turn a picture as its EXIF says.
         max_pixels: Larger pictures are refused; a JPEG is decoded at 1/2, 1/4 or 1/8 instead.
         partial: Use a JPEG that ends early as far as it goes.
+
+    Raises:
+        UserError: A value can not work.
     """
 
     alpha_background: tuple[int, int, int] = (255, 255, 255)
     exif_orientation: bool = False
     max_pixels: int = MAX_PIXELS
     partial: bool = False
+
+    def __post_init__(self) -> None:
+        background = self.alpha_background
+        if len(background) != 3 or not all(0 <= value <= 255 for value in background):
+            raise UserError(
+                f"data.alpha_background={list(background)} must be three values from 0 to 255."
+            )
+        if self.max_pixels < 1:
+            raise UserError(f"data.max_pixels={self.max_pixels} must be at least 1.")
 
 
 DEFAULT_POLICY = DecodePolicy()

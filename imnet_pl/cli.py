@@ -1,5 +1,6 @@
 """The command line: one table of verbs."""
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -59,6 +60,9 @@ def describe_usage() -> str:
 def main(argv: list[str] | None = None) -> int:
     """Run one verb and return the exit status; an error for users is one sentence on stderr."""
     args = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A name that the console's code page, or a file's on Windows, lacks must not end a run.
+        sys.stdout.reconfigure(errors="backslashreplace")
     if not args or args[0] in ("-h", "--help", "help"):
         print(describe_usage())
         return 0 if args else 2

@@ -1,5 +1,6 @@
 """Files and folders of this program's own: the cache folder, folders that appear whole or not at all."""
 
+import codecs
 import logging
 import os
 import re
@@ -7,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -15,6 +17,28 @@ log = logging.getLogger(__name__)
 
 # A virus scanner or a syncing folder on Windows holds a new file for a moment.
 _RETRY_SECS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
+
+
+# For writing names of files as UTF-8: one that is no valid Unicode stays readable.
+ESCAPED = "imnet_pl_escaped"
+
+
+def _escape(error: UnicodeError) -> tuple[bytes, int]:
+    """Return UTF-8 for characters that Python has no encoding for.
+
+    Where the locale is ASCII, each byte of a name that is not is such a character, although all are UTF-8.
+    """
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    text = error.object[error.start : error.end]
+    with suppress(UnicodeEncodeError):  # of Windows, which has no such bytes
+        text = text.encode("ascii", "surrogateescape").decode(
+            "utf-8", "surrogateescape"
+        )
+    return text.encode("utf-8", "backslashreplace"), error.end
+
+
+codecs.register_error(ESCAPED, _escape)
 
 
 def cache_dir() -> Path:

@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Table
 
 from imnet_pl.core.errors import UserError
-from imnet_pl.data.argument_checks import check_policy
+from imnet_pl.core.files import ESCAPED
 from imnet_pl.data.catalog import Catalog
 from imnet_pl.data.decode import MAX_PIXELS, DecodePolicy
 from imnet_pl.data.findings import Finding, find_all, find_side_files
@@ -51,7 +51,6 @@ class DecodedCatalog(Catalog):
     ) -> None:
         super().__init__(**catalog)
         self.policy = DecodePolicy(alpha_background, exif_orientation, max_pixels)
-        check_policy(self.policy)
 
 
 def run_check_data(
@@ -229,12 +228,12 @@ def _write_json(
         "findings": [asdict(finding) for finding in findings],
     }
     text = json.dumps(facts, indent=1, ensure_ascii=False)
-    file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    file.write_text(text, encoding="utf-8", errors=ESCAPED)
 
 
 def _write_csv(file: Path, findings: Iterable[Finding]) -> None:
     names = [field.name for field in fields(Finding)]
-    with file.open("w", newline="", encoding="utf-8", errors="backslashreplace") as out:
+    with file.open("w", newline="", encoding="utf-8", errors=ESCAPED) as out:
         writer = csv.DictWriter(out, names)
         writer.writeheader()
         writer.writerows(asdict(finding) for finding in findings)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from imnet_pl.core.errors import some_of
+from imnet_pl.core.files import ESCAPED
 from imnet_pl.core.status import NAMES
 from imnet_pl.training.predictions import gather_on_first
 
@@ -140,7 +141,7 @@ class BadPictures(Callback):
 
 def _key(row: Row) -> tuple[str, str]:
     # As it stands in the file, for names that are no valid Unicode.
-    return row.split, row.path.encode("utf-8", "backslashreplace").decode()
+    return row.split, row.path.encode("utf-8", ESCAPED).decode()
 
 
 def append_rows(file: Path, rows: Sequence[Row]) -> None:
@@ -156,7 +157,7 @@ def append_rows(file: Path, rows: Sequence[Row]) -> None:
     writer.writerows(rows)
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("ab") as out:
-        out.write(text.getvalue().encode("utf-8", "backslashreplace"))
+        out.write(text.getvalue().encode("utf-8", ESCAPED))
 
 
 def read_named(file: Path) -> set[tuple[str, str]]:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from imnet_pl.core.errors import UserError
+from imnet_pl.core.files import ESCAPED
 from imnet_pl.core.imagenet import human_name
 from imnet_pl.core.status import UNREADABLE
 
@@ -208,7 +209,7 @@ def write_csv(output: Path, lines: Iterable[list[str]]) -> None:
     """
     staging = output.with_name(f"{output.name}.{os.getpid()}.tmp")
     # A name that is no valid Unicode stays readable.
-    encoding = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
+    encoding = {"encoding": "utf-8", "errors": ESCAPED, "newline": ""}
     try:
         with staging.open("w", **encoding) as file:  # type: ignore[call-overload]
             csv.writer(file, lineterminator="\n").writerows(lines)

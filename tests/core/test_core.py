@@ -3,7 +3,7 @@
 import pytest
 
 from imnet_pl.core.errors import nearest_hint, some_of
-from imnet_pl.core.files import cache_dir, create_dir_atomically
+from imnet_pl.core.files import ESCAPED, cache_dir, create_dir_atomically
 from imnet_pl.core.imagenet import human_name, human_names
 from imnet_pl.core.machine import _cgroup_cores, loader_defaults, usable_cores
 from imnet_pl.core.stats import wilson_interval
@@ -101,3 +101,18 @@ def test_imagenet_names():
     assert human_name("n03126707") == "crane"
     assert human_name("n02012849") == "crane bird"
     assert human_name("digit_0") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("猫é", "猫é"),
+        ("a\udce7\udc8c\udcab.jpg", "a猫.jpg"),  # found where the locale is ASCII
+        ("\udcff\udcc3\udca9", "\\udcffé"),
+        ("\ud800.jpg", "\\ud800.jpg"),
+    ],
+)
+def test_names_of_files_are_written_as_utf_8(tmp_path, name, written):
+    file = tmp_path / "names.txt"
+    file.write_text(name, encoding="utf-8", errors=ESCAPED)
+    assert file.read_text(encoding="utf-8") == written

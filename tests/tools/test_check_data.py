@@ -2,11 +2,14 @@
 
 import csv
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from conftest import CLASSES, write_jpeg
+from conftest import CLASSES, REPO, write_classes, write_jpeg
 from crash_probe import inspect_or_crash
 from PIL import Image
 
@@ -233,3 +236,31 @@ def test_sizes_are_those_of_the_file_and_not_of_a_reduced_picture(tmp_path):
     facts = inspect_file(str(tmp_path / "p.jpg"), policy)
     assert (facts.height, facts.width, facts.error) == (101, 200, "")
     assert facts.odd == "above data.max_pixels, decoded at 1/2 of its size"
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        {"PYTHONIOENCODING": "cp1252"},  # as of a file on Windows
+    ],
+)
+def test_names_that_the_console_lacks(tmp_path, environment):
+    """B22: the report ends, and its files are UTF-8."""
+    where = tmp_path / "数据"
+    write_classes(where / "train", {"naïve": 2, "猫": 2})
+    (where / "train" / "猫" / "é.jpg").write_bytes(b"")
+    files = [f"--{kind}_file={tmp_path}/ü.{kind}" for kind in ("json", "csv")]
+    args = ["check-data", "--data.root=数据", "--num_processes=0", *files]
+    done = subprocess.run(
+        [sys.executable, REPO / "cli.py", *args],
+        cwd=tmp_path,
+        env={**os.environ, **environment},
+        capture_output=True,
+    )
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert b"5 pictures: 1 findings to fix" in done.stdout
+    facts = json.loads((tmp_path / "ü.json").read_text(encoding="utf-8"))
+    assert [f["path"] for f in facts["findings"]][:1] == ["train/猫/é.jpg"]
+    assert facts["classes"] == ["naïve", "猫"]
+    assert "train/猫/é.jpg" in (tmp_path / "ü.csv").read_text(encoding="utf-8")

@@ -13,6 +13,7 @@ root/
 """
 
 import math
+import posixpath
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -198,7 +199,7 @@ def _split_names(table: Table) -> list[str]:
             )
         splits.append(_SPLITS[text.lower()])
         written = table.columns["filename"][row]
-        other = row_of.setdefault(written, row)
+        other = row_of.setdefault(posixpath.normpath(written.replace("\\", "/")), row)
         if splits[other] != splits[row]:
             raise UserError(
                 f"{str(table.file)!r} has {written!r} in {splits[other]} ({table.where(other)}) and in {splits[row]} "

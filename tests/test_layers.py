@@ -33,6 +33,7 @@ CORE_MAY_USE = {*sys.stdlib_module_names, "numpy", "psutil", "platformdirs", "im
 DATA_LEVELS = {
     "headers": -2,
     "pixel_budget": -2,
+    "thumbnail": -2,
     "pillow_formats": -1,
     "index": 0,
     "decode": 0,

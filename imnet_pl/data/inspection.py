@@ -29,11 +29,10 @@ from imnet_pl.data.decode import (
 )
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.reading import read_file
+from imnet_pl.data.thumbnail import contrast_of, grey_thumbnail, perceptual_hash
 
 _CHUNK = 64  # pictures that a process takes at a time
 _DIGEST_BYTES = 16
-_SIDE = 32  # of the grey thumbnail
-_LOW = 8  # frequencies each way that the hash looks at
 _FORMATS = {
     "JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"},
     "PNG": {".png"},
@@ -224,7 +223,7 @@ def inspect_file(path: str, policy: DecodePolicy = DEFAULT_POLICY) -> Facts:
         file_digest=file_digest,
         thumbnail_digest=_digest(small.tobytes()),
         perceptual=perceptual_hash(small),
-        contrast=float(small.std()),
+        contrast=contrast_of(small),
         odd=describe_oddities(data, path, picture),
         error="",
     )
@@ -239,32 +238,6 @@ def pixel_digest(path: str, policy: DecodePolicy = DEFAULT_POLICY) -> bytes:
     """Return a digest of all pixels of a readable picture."""
     pixels = decode_rgb(read_file(path), policy)
     return _digest(repr(pixels.shape).encode() + pixels.tobytes())
-
-
-def grey_thumbnail(pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """Return a copy of uint8 [height, width, 3] in grey, float32 [32, 32]."""
-    # Every n-th pixel of the green channel: averaging all would take as long as a third of decoding.
-    step_y, step_x = (max(1, side // (2 * _SIDE)) for side in pixels.shape[:2])
-    image = Image.fromarray(pixels[::step_y, ::step_x, 1].copy())
-    resized = image.resize((_SIDE, _SIDE), Image.Resampling.BOX)
-    return np.asarray(resized, dtype=np.float32)
-
-
-def _cosines() -> NDArray[np.float32]:
-    """Return the lowest rows of the DCT-II matrix, float32 [8, 32], without the constant one."""
-    k = np.arange(1, _LOW + 1)[:, None]
-    n = np.arange(_SIDE)[None]
-    return np.cos(np.pi * k * (2 * n + 1) / (2 * _SIDE)).astype(np.float32)
-
-
-_COSINES = _cosines()
-_BITS = (np.uint64(1) << np.arange(64, dtype=np.uint64)).reshape(_LOW, _LOW)
-
-
-def perceptual_hash(small: NDArray[np.float32]) -> int:
-    """Return 64 bits: which low frequencies of a thumbnail's DCT are above their median (pHash)."""
-    low = _COSINES @ small @ _COSINES.T
-    return int(_BITS[low > np.median(low)].sum())
 
 
 def describe_oddities(data: bytes, path: str, picture: Picture | None) -> str:

@@ -7,24 +7,17 @@ root/
   devkit/data/{ILSVRC2015_clsloc_validation_ground_truth.txt, map_clsloc.txt}    instead, 2014 to 2017
 """
 
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.sources import flat, official, trace
 from imnet_pl.data.sources.layout import Options
+from imnet_pl.data.sources.mat_file import read_structs
 
 _MAP = "map_clsloc.txt"
 _MATS = ("meta.mat", "meta_clsloc.mat")
-# What SciPy raises, beside its own error, for a file that is cut off or something else.
-_DAMAGE = (
-    *(ValueError, TypeError, LookupError, AttributeError, NotImplementedError, OSError),
-    zlib.error,
-)
 
 
 def matches(root: Path, split: str) -> bool:
@@ -122,23 +115,22 @@ def _read_map(file: Path) -> list[tuple[int, str]]:
     return rows
 
 
+def _is_needed(field: str) -> bool:
+    return field in ("WNID", "num_children") or field.endswith("_ID")
+
+
 def _read_mat(file: Path) -> list[tuple[int, str]]:
     """Return (id, wnid) of each class: the synsets of MATLAB's table that have no children."""
-    from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
-
     trace.look_at(file)
     try:
-        synsets = np.atleast_1d(loadmat(file, squeeze_me=True)["synsets"])
-        (id_field,) = [
-            name for name in synsets.dtype.names or () if name.endswith("_ID")
-        ]
-        return [
-            (int(synset[id_field]), str(synset["WNID"]))
-            for synset in synsets
-            if int(synset["num_children"]) == 0
-        ]
-    except (MatReadError, *_DAMAGE) as error:
+        synsets = read_structs(file.read_bytes(), "synsets", _is_needed)
+        rows = []
+        for synset in synsets:
+            (id_field,) = (name for name in synset if name.endswith("_ID"))
+            if int(synset["num_children"]) == 0:
+                rows.append((int(synset[id_field]), str(synset["WNID"])))
+        return rows
+    except (ValueError, LookupError, OverflowError, OSError) as error:
         raise UserError(
             f"{str(file)!r} is not the devkit's table of classes ({error}); unpack the devkit again."
         ) from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from PIL.ImageFile import ImageFile
 
 from imnet_pl.core.errors import UserError
@@ -75,7 +75,7 @@ class Picture:
 
     Attributes:
         size: (height, width) as it will be looked at.
-        num_pixels: How many are in memory when it is decoded.
+        num_pixels: How many are in memory when it is decoded; more where a decoder takes more for each.
         can_shrink: Whether ``decode`` takes a factor.
 
     Raises:
@@ -109,8 +109,11 @@ class Picture:
         self.least_factor = 1
         self.num_pixels = size[0] * size[1]
         if not 0 < self.num_pixels <= min(policy.max_pixels, _LARGE):
-            self.least_factor = _least_factor(data, size, policy.max_pixels)
+            kind = image.format if image is not None else None
+            self.least_factor = _least_factor(data, size, policy.max_pixels, kind)
             self.num_pixels //= self.least_factor**2
+        if image is not None:
+            self.num_pixels = pillow_formats.weigh(image.format, self.num_pixels)
         self.size = size[::-1] if headers.swaps_sides(orientation) else size
 
     def decode(self, factor: int = 1, num_rows: int | None = None) -> NDArray[np.uint8]:
@@ -224,8 +227,16 @@ def decode_rgb(data: bytes, policy: DecodePolicy = DEFAULT_POLICY) -> NDArray[np
         return picture.decode()
 
 
-def _least_factor(data: bytes, size: tuple[int, int], max_pixels: int) -> int:
+def _least_factor(
+    data: bytes, size: tuple[int, int], max_pixels: int, kind: str | None
+) -> int:
     """Return by how much a large picture must be shrunk: 1, 2, 4 or 8.
+
+    Args:
+        data: The file.
+        size: (height, width) as it is stored.
+        max_pixels: By the settings.
+        kind: Its format, if it needs Pillow.
 
     Raises:
         UnreadableImage: It can not be shrunk so far, or its header says more pixels than it can have, or none.
@@ -240,6 +251,9 @@ def _least_factor(data: bytes, size: tuple[int, int], max_pixels: int) -> int:
             f"its header says {width} x {height} px, it has not as many"
         )
     too_large = f"{width} x {height} px are more than data.max_pixels={max_pixels}"
+    if kind is not None and max_pixels > pillow_formats.max_pixels(kind):
+        max_pixels = pillow_formats.max_pixels(kind)
+        too_large = pillow_formats.describe_too_large(kind, height, width)
     if height * width > max_pixels and not is_jpeg:
         raise UnreadableImage(too_large)
     if height * width > max_pixels and min_bits < 2:
@@ -263,6 +277,10 @@ def _unreadable(data: bytes) -> Iterator[None]:
         other = headers.name_other_kind(data)
         but = f" but {other}" if other else ""
         raise UnreadableImage(f"it is no picture of a known format{but}") from error
+    except Image.DecompressionBombError as error:
+        raise UnreadableImage(
+            f"it is larger than Pillow decodes ({error}); save it as a baseline JPEG, or smaller"
+        ) from error
     except Exception as error:  # a Pillow plug-in may raise anything on damaged input
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         raise UnreadableImage(kind + " ".join(str(error).split())[:300]) from error

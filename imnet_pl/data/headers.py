@@ -174,12 +174,23 @@ def is_png(data: bytes) -> bool:
     return data.startswith(_PNG_MAGIC)
 
 
-def webp_canvas(data: bytes) -> tuple[int, int] | None:
-    """Return (height, width) of an extended WebP's canvas; None for any other file."""
-    if data[:4] != b"RIFF" or data[8:16] != b"WEBPVP8X":
+def webp_size(data: bytes) -> tuple[int, int] | None:
+    """Return (height, width) of a WebP, or of its canvas; None for any other file, and where that is damaged."""
+    if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
         return None
-    width, height = (int.from_bytes(data[at : at + 3], "little") for at in (24, 27))
-    return height + 1, width + 1
+
+    def number(start: int, end: int) -> int:
+        return int.from_bytes(data[start:end], "little")
+
+    match data[12:16]:
+        case b"VP8X":
+            return number(27, 30) + 1, number(24, 27) + 1
+        case b"VP8L" if data[20] == 0x2F:
+            sides = number(21, 25)
+            return (sides >> 14 & 0x3FFF) + 1, (sides & 0x3FFF) + 1
+        case b"VP8 " if data[23:26] == b"\x9d\x01\x2a":
+            return number(28, 30) & 0x3FFF, number(26, 28) & 0x3FFF
+    return None
 
 
 def name_other_kind(data: bytes) -> str | None:

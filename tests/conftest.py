@@ -122,6 +122,23 @@ def tiny_network(monkeypatch):
     monkeypatch.setattr("imnet_pl.model.classifier.build_network", build)
 
 
+@pytest.fixture
+def small_network(monkeypatch):
+    """A network that learns a few pictures by heart in no time."""
+
+    def build(arch, num_classes):
+        return nn.Sequential(
+            nn.Conv2d(3, 24, 3, 2),
+            nn.BatchNorm2d(24),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(4),
+            nn.Flatten(),
+            nn.Linear(384, num_classes),
+        )
+
+    monkeypatch.setattr("imnet_pl.model.classifier.build_network", build)
+
+
 def fit_args(root, *more):
     """Return the arguments of a short run on the CPU; ``more`` overrides them."""
     small = ["--data.image_size=32", "--data.batch_size=8", "--data.num_workers=0"]

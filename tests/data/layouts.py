@@ -167,6 +167,14 @@ def write_csv(pool, root):
     return root / "data.csv"
 
 
+def write_tsv(pool, root):
+    table = write_csv(pool, root)
+    rows = list(csv.reader(table.read_text(encoding="utf-8").splitlines()))
+    table.unlink()
+    write_rows(root / "data.tsv", rows, "\t")
+    return root / "data.tsv"
+
+
 def write_label_csv(pool, root):
     for split, wnid_of in (("train", TRAIN), ("val", VAL)):
         _copy(pool, root / split / "images", wnid_of)
@@ -183,5 +191,6 @@ LAYOUTS = {
     "devkit_2012": (write_devkit_2012, "devkit"),
     "devkit_2015": (write_devkit_2015, "devkit"),
     "csv": (write_csv, "csv"),
+    "tsv": (write_tsv, "csv"),
     "label_csv": (write_label_csv, "csv"),
 }

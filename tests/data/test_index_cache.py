@@ -136,6 +136,7 @@ LABELS = {
     "devkit_2012": ["meta.mat", "ILSVRC2012_validation_ground_truth.txt"],
     "devkit_2015": ["map_clsloc.txt", "ILSVRC2015_clsloc_validation_ground_truth.txt"],
     "csv": ["data.csv"],
+    "tsv": ["data.tsv"],
     "label_csv": ["val/label.csv"],
 }
 
@@ -162,7 +163,7 @@ def test_every_layout_is_kept_until_its_labels_or_pictures_change(
         settle(folder)
         catalog.index("val")
     shutil.copyfile(picture, picture.with_name("another.JPEG"))
-    if layout in ("folder", "csv", "label_csv"):
+    if layout in ("folder", "csv", "tsv", "label_csv"):
         assert len(catalog.index("val")) == len(VAL) + (layout == "folder")
     else:
         with pytest.raises(UserError, match=r"no line for 1 of 7 .*another"):

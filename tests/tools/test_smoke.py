@@ -37,21 +37,6 @@ class Silent(nn.Module):
 
 
 @pytest.fixture
-def small_network(monkeypatch):
-    def build(arch, num_classes):
-        return nn.Sequential(
-            nn.Conv2d(3, 24, 3, 2),
-            nn.BatchNorm2d(24),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(4),
-            nn.Flatten(),
-            nn.Linear(384, num_classes),
-        )
-
-    monkeypatch.setattr("imnet_pl.model.classifier.build_network", build)
-
-
-@pytest.fixture
 def digits(tmp_path):
     ensure_digits(tmp_path / "digits")
     return tmp_path / "digits"

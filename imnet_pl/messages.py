@@ -29,6 +29,8 @@ def configure_logging() -> None:
     # A run that goes on writes where it wrote, and its loader starts where it was.
     warnings.filterwarnings("ignore", message=".*exists and is not empty.*")
     warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
+    # Of damage that it can cope with.
+    warnings.filterwarnings("ignore", module="PIL")
     # From torch about a line of Lightning's.
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
 

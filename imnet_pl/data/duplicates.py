@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from imnet_pl.data.decode import UnreadableImage
 from imnet_pl.data.inspection import Inspection, pixel_digest
 
 # Bits of 64 that may differ. Of 31 million pairs of different Tiny-ImageNet pictures one has 6 or fewer, and it
@@ -59,7 +60,10 @@ def _with_equal_pixels(
 
 def _pixels_of(inspections: Mapping[str, Inspection], place: Place) -> bytes:
     seen = inspections[place.split]
-    return pixel_digest(seen.index.path(place.row), seen.policy)
+    try:
+        return pixel_digest(seen.index.path(place.row), seen.policy)
+    except (UnreadableImage, OSError):  # it has changed since it was inspected
+        return bytes(seen.file_digests[place.row])
 
 
 def near_duplicates(

@@ -5,24 +5,20 @@ import os
 import time
 from pathlib import Path
 
-from imnet_pl.data.inspection import inspect_file
+from mutations import peak_rss_bytes
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
+from imnet_pl.data.inspection import inspect_file
 
 HANG_SEC = 120  # by the clock, on a machine that does other work too
 
 
 def inspect_and_note(path, notes):
-    """Inspect a picture; a line of notes/PID has the seconds of CPU that it took, and the process's peak in KiB."""
+    """Inspect a picture; a line of notes/PID has the seconds of CPU that it took, and the process's peak in bytes."""
     faulthandler.dump_traceback_later(HANG_SEC, exit=True)
     start = time.process_time()
     facts = inspect_file(path)
     used = time.process_time() - start
     faulthandler.cancel_dump_traceback_later()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss if resource else 0
     with (Path(notes) / str(os.getpid())).open("a") as note:
-        note.write(f"{used} {peak} {Path(path).name}\n")
+        note.write(f"{used} {peak_rss_bytes()} {Path(path).name}\n")
     return facts

@@ -15,7 +15,8 @@ from PIL import Image
 
 from imnet_pl.cli import main
 from imnet_pl.data.decode import DecodePolicy
-from imnet_pl.data.duplicates import near_duplicates
+from imnet_pl.data.duplicates import exact_duplicates, near_duplicates
+from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.inspection import Inspection, inspect_file, inspect_index
 from imnet_pl.data.sources import auto
 
@@ -206,6 +207,19 @@ def test_near_duplicates_compares_all_pairs_that_can_match(root):
     truth = sorted((i, j, int(bits[i, j])) for i, j in np.argwhere(bits <= 6).tolist())
     assert near_duplicates(made(left), made(right), 6) == truth
     assert len(truth) >= 140
+
+
+def test_a_picture_that_is_gone_after_it_was_inspected_equals_none(tmp_path):
+    write_jpeg(tmp_path / "p.jpg")
+    for name in ("p.png", "p.bmp"):
+        Image.open(tmp_path / "p.jpg").save(tmp_path / name)
+    names = ["p.bmp", "p.jpg", "p.png"]
+    index = ImageIndex.from_rows(tmp_path, names, [0] * 3, ["any"])
+    *_, seen = inspect_index(index, 0)
+    assert [len(same) for same in exact_duplicates({"train": seen})] == [3]
+    (tmp_path / "p.jpg").unlink()
+    (same,) = exact_duplicates({"train": seen})
+    assert [names[place.row] for place in same] == ["p.bmp", "p.png"]
 
 
 def test_a_real_messy_folder(assets, in_tmp, capsys):

@@ -1,5 +1,7 @@
 """Every private name of Lightning or torch that the package uses: an upgrade that moves one fails here."""
 
+import inspect
+import multiprocessing.spawn
 import re
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import Trainer
+from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.distributed import default_pg_timeout
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.data import DataLoader
@@ -64,7 +67,30 @@ def test_torchmetrics():
 def test_torch_loader():
     loader = DataLoader([1], num_workers=1, persistent_workers=True)
     assert loader._iterator is None
-    assert callable(_MultiProcessingDataLoaderIter._shutdown_workers)
+    iterator = _MultiProcessingDataLoaderIter
+    for name in ("_shutdown_workers", "_get_data", "_try_get_data"):
+        assert callable(getattr(iterator, name))
+    assert callable(loader._get_iterator)
+    source = inspect.getsource(iterator)
+    for name in ("_workers", "_index_queues", "_workers_done_event", "_task_info"):
+        assert f"self.{name} = " in source
+    for name in ("_shutdown", "_worker_pids_set"):
+        assert f"self.{name} = False" in source
+
+
+def test_worker_pids_of_torch():
+    """Its handler of SIGCHLD raises for these processes."""
+    _set_worker_pids(1, (1,))
+    _remove_worker_pids(1)
+
+
+def test_a_process_that_is_being_started():
+    source = inspect.getsource(multiprocessing.spawn)
+    assert "process.current_process()._inheriting = True" in source
+
+
+def test_shared_storage():
+    assert torch.UntypedStorage._new_shared(8).is_shared()
 
 
 def test_torch():
@@ -91,6 +117,7 @@ def test_the_list_is_complete():
     """No other private attribute of another object is touched."""
     allowed = {
         "_iterator",
+        "_new_shared",
         "_shutdown_workers",
         "_parse_ckpt_path",
         "_prepare_subcommand_parser",

@@ -1,32 +1,98 @@
 """What this process may use of the machine."""
 
-import math
+import ctypes
 import os
+import sys
 from pathlib import Path
 
 import psutil
 
+from imnet_pl.core.cgroup import Cgroups
+
 CORES_PER_WORKER = 8
+_SHARED_MEMORY = Path("/dev/shm")
 
 
 def usable_cores() -> int:
-    """Return how many CPU cores this process may use: its affinity, lowered by a cgroup quota."""
+    """Return how many CPU cores this process may use: its affinity, lowered by a quota of its control groups.
+
+    Windows puts more than 64 cores into processor groups. A process with threads in several has no affinity
+    there, and may use all cores.
+    """
     process = psutil.Process()
-    if hasattr(process, "cpu_affinity"):
-        cores = len(process.cpu_affinity() or []) or 1
-    else:
-        cores = os.cpu_count() or 1
-    quota = _cgroup_cores()
+    allowed = process.cpu_affinity() if hasattr(process, "cpu_affinity") else []
+    cores = len(allowed or []) or os.cpu_count() or 1
+    quota = Cgroups().cores()
     return min(cores, quota) if quota else cores
 
 
-def _cgroup_cores(cpu_max: Path = Path("/sys/fs/cgroup/cpu.max")) -> int | None:
-    """Return the cores that the cgroup's quota allows, at least 1; None where there is no quota."""
-    try:
-        quota, period = cpu_max.read_text().split()
-    except (OSError, ValueError):
+def free_memory() -> int:
+    """Return the bytes of memory that this process can still get.
+
+    The least of what the machine has, what its control groups leave, and, under Windows, what the page file
+    still backs: there nothing is promised that is not backed.
+    """
+    bounds = [psutil.virtual_memory().available]
+    if (left := Cgroups().free_memory()) is not None:
+        bounds.append(left)
+    if (commit := _free_commit()) is not None:
+        bounds.append(commit)
+    return int(min(bounds))
+
+
+def free_shared_memory() -> int | None:
+    """Return the bytes left for memory shared between processes; None where only memory itself bounds it."""
+    if not hasattr(os, "statvfs") or not _SHARED_MEMORY.is_dir():
         return None
-    return None if quota == "max" else max(1, math.floor(int(quota) / int(period)))
+    status = os.statvfs(_SHARED_MEMORY)
+    return status.f_bavail * status.f_frsize
+
+
+def open_file_limit() -> int | None:
+    """Return how many files this process may have open; None where there is no such limit."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def num_open_files(pid: int | None = None) -> int | None:
+    """Return the open files of a process, under Windows its handles; None where they can not be counted."""
+    try:
+        process = psutil.Process(pid)
+        if sys.platform == "win32":
+            return int(process.num_handles())
+        return int(process.num_fds())
+    except psutil.Error:
+        return None
+
+
+class _MemoryStatus(ctypes.Structure):
+    """MEMORYSTATUSEX of the Windows API."""
+
+    _fields_ = (
+        ("dwLength", ctypes.c_uint32),
+        ("dwMemoryLoad", ctypes.c_uint32),
+        ("ullTotalPhys", ctypes.c_uint64),
+        ("ullAvailPhys", ctypes.c_uint64),
+        ("ullTotalPageFile", ctypes.c_uint64),
+        ("ullAvailPageFile", ctypes.c_uint64),
+        ("ullTotalVirtual", ctypes.c_uint64),
+        ("ullAvailVirtual", ctypes.c_uint64),
+        ("ullAvailExtendedVirtual", ctypes.c_uint64),
+    )
+
+
+def _free_commit() -> int | None:
+    """Return the bytes that Windows can still promise this process; None elsewhere."""
+    if sys.platform != "win32":
+        return None
+    status = _MemoryStatus(dwLength=ctypes.sizeof(_MemoryStatus))
+    if not ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+        return None
+    return int(status.ullAvailPageFile)
 
 
 def loader_defaults(cores: int, ranks_on_node: int = 1) -> tuple[int, int]:

@@ -1,13 +1,22 @@
 """Arguments of the data module that can not work, and a batch that is larger than the training set."""
 
 import logging
+import os
 from typing import Any, get_args
 
 from imnet_pl.core.errors import UserError, require_choice
+from imnet_pl.core.machine import usable_cores
 from imnet_pl.data.augment import Interpolation
 from imnet_pl.data.dataset import OnBadEvalImage, OnBadImage
 
 log = logging.getLogger(__name__)
+
+# Windows waits for 63 processes at most.
+_MOST = {
+    "num_workers": 61 if os.name == "nt" else 512,
+    "num_threads": 512,
+    "prefetch_factor": 256,
+}
 
 
 def check_arguments(data: Any) -> None:
@@ -19,24 +28,7 @@ def check_arguments(data: Any) -> None:
     Raises:
         UserError: It names the argument, its value and what is allowed.
     """
-    choices = {
-        "interpolation": Interpolation,
-        "on_bad_image": OnBadImage,
-        "on_bad_eval_image": OnBadEvalImage,
-    }
-    for name, choice in choices.items():
-        require_choice(f"data.{name}", getattr(data, name), get_args(choice))
-    least = {
-        "num_per_class": 1,
-        "batch_size": 1,
-        "eval_batch_size": 1,
-        "prefetch_factor": 1,
-    }
-    least |= {"image_size": 2, "num_threads": 1, "num_workers": 0, "stall_sec": 1}
-    for name, bound in least.items():
-        value = getattr(data, name)
-        if value is not None and value < bound:
-            raise UserError(f"data.{name}={value} must be at least {bound}.")
+    _check_choices_and_bounds(data)
     if data.eval_resize < data.image_size:
         raise UserError(
             f"data.eval_resize={data.eval_resize} must be at least data.image_size={data.image_size}."
@@ -51,6 +43,34 @@ def check_arguments(data: Any) -> None:
         raise UserError(f"data.train_ratio=[{low}, {high}] must be 0 < low <= high.")
     if not 0 <= data.hflip <= 1:
         raise UserError(f"data.hflip={data.hflip} is a probability, from 0 to 1.")
+
+
+def _check_choices_and_bounds(data: Any) -> None:
+    choices = {
+        "interpolation": Interpolation,
+        "on_bad_image": OnBadImage,
+        "on_bad_eval_image": OnBadEvalImage,
+    }
+    for name, choice in choices.items():
+        require_choice(f"data.{name}", getattr(data, name), get_args(choice))
+    least = {
+        "num_per_class": 1,
+        "batch_size": 1,
+        "eval_batch_size": 1,
+        "prefetch_factor": 1,
+    }
+    least |= {"image_size": 2, "num_threads": 1, "num_workers": 0, "stall_sec": 1}
+    least["stall_warn_sec"] = 1
+    for name, bound in least.items():
+        value = getattr(data, name)
+        if value is not None and value < bound:
+            raise UserError(f"data.{name}={value} must be at least {bound}.")
+    for name, bound in _MOST.items():
+        value = getattr(data, name)
+        if value is not None and value > bound:
+            raise UserError(
+                f"data.{name}={value} must be at most {bound}; {usable_cores()} cores are usable here."
+            )
 
 
 def fit_batch_size(

@@ -7,7 +7,6 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 
 from imnet_pl.core.errors import UserError
-from imnet_pl.core.machine import workers_and_threads
 from imnet_pl.core.position import position_of
 from imnet_pl.data.argument_checks import check_arguments, fit_batch_size
 from imnet_pl.data.augment import (
@@ -22,11 +21,11 @@ from imnet_pl.data.dataset import (
     ImageDataset,
     OnBadEvalImage,
     OnBadImage,
-    Slots,
 )
 from imnet_pl.data.decode import MAX_PIXELS, DecodePolicy
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.loader import BatchLoader
+from imnet_pl.data.loader_plan import plan_loader
 from imnet_pl.data.sampler import EvalSampler, TrainSampler
 from imnet_pl.data.sources import auto
 from imnet_pl.data.sources.layout import LabelFormat
@@ -36,10 +35,6 @@ from imnet_pl.data.splits import SplitBy
 log = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test")
-
-# Beside the batches that lie ready, one is in the training step and one may be held by the trainer's
-# look-ahead or by the pinning thread.
-_SLOTS_BESIDE_PREFETCH = 3
 
 
 class ImageNetDataModule(LightningDataModule):
@@ -82,6 +77,7 @@ class ImageNetDataModule(LightningDataModule):
         num_threads: Decoding threads in each worker; default by cores.
         prefetch_factor: Batches that each worker prepares ahead.
         stall_sec: Seconds without a batch from the workers after which the run ends, its state saved.
+        stall_warn_sec: Seconds without a batch after which a warning says what is waited for.
         seed: Seed of order and augmentation; default: ``seed_everything`` on the command line, else 0.
         predict_input: What ``predict`` reads: a folder, picture or list file, or the split train, val or test.
     """
@@ -120,6 +116,7 @@ class ImageNetDataModule(LightningDataModule):
         num_threads: int | None = None,
         prefetch_factor: int = 2,
         stall_sec: float = 600,
+        stall_warn_sec: float = 30,
         seed: int | None = None,
         predict_input: str | None = None,
     ) -> None:
@@ -164,7 +161,7 @@ class ImageNetDataModule(LightningDataModule):
         self.bad_pictures: dict[str, dict[int, BadPicture]] = {}
         self.drop_last, self.prefetch_factor = drop_last, prefetch_factor
         self.num_workers, self.num_threads = num_workers, num_threads
-        self.stall_sec = stall_sec
+        self.stall_sec, self.stall_warn_sec = stall_sec, stall_warn_sec
         self.seed = seed or 0
         self.indices: dict[str, ImageIndex] = {}
         self._resume_from: dict[str, Any] | None = None
@@ -305,23 +302,13 @@ class ImageNetDataModule(LightningDataModule):
         on_bad_image: OnBadImage | OnBadEvalImage,
         drop_last: bool,
     ) -> BatchLoader:
-        strategy = self.trainer.strategy if self.trainer else None
-        devices = getattr(strategy, "parallel_devices", None)
-        num_workers, num_threads = workers_and_threads(
-            self.num_workers, self.num_threads, len(devices or [0])
-        )
-        num_slots = self.prefetch_factor + _SLOTS_BESIDE_PREFETCH
-        slots = (
-            Slots(num_workers, num_slots, batch_size, self.image_size)
-            if num_workers
-            else None
-        )
+        plan = plan_loader(self, split, batch_size)
         dataset = ImageDataset(
             self.indices[split],
             transform,
             seed=self.seed,
-            num_threads=num_threads,
-            slots=slots,
+            num_threads=plan.num_threads,
+            slots=plan.make_slots(),
             on_bad_image=on_bad_image,
         )
         return BatchLoader(
@@ -329,10 +316,11 @@ class ImageNetDataModule(LightningDataModule):
             sampler,
             batch_size,
             drop_last=drop_last,
-            num_workers=num_workers,
-            prefetch_factor=self.prefetch_factor,
+            num_workers=plan.num_workers,
+            prefetch_factor=plan.prefetch_factor,
             pin_memory=self._on_cuda(),
             stall_sec=self.stall_sec,
+            stall_warn_sec=self.stall_warn_sec,
             bad_pictures=self.bad_pictures.setdefault(split, {}),
         )
 

@@ -14,11 +14,13 @@ from torch.utils.data import Dataset, get_worker_info
 
 from imnet_pl.core.errors import some_of
 from imnet_pl.core.status import PARTIAL, REPLACED, UNREADABLE
+from imnet_pl.data.activity import Activity
 from imnet_pl.data.augment import Transform
 from imnet_pl.data.decode import UnreadableImage
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.keys import Key, mix
 from imnet_pl.data.reading import read_file
+from imnet_pl.data.shared_memory import is_shared, new_shared
 
 FREE = 0
 OnBadImage = Literal["error", "replace", "partial"]
@@ -48,9 +50,12 @@ class BadPicture(NamedTuple):
 
 
 class MadeBatch(NamedTuple):
-    """What a worker sends: one shared tensor, and small arrays that travel inside the message."""
+    """What a worker sends: one shared tensor, and small arrays that travel inside the message.
 
-    images: Tensor | None
+    Where shared memory is full, the pictures travel inside the message too: uint8 [N, S, S, 3].
+    """
+
+    images: Tensor | NDArray[np.uint8] | None
     targets: NDArray[np.int64]
     indices: NDArray[np.int64]
     status: NDArray[np.uint8]
@@ -75,28 +80,32 @@ class Slots:
         self.shape = (capacity, image_size, image_size, 3)
         # Who uses a slot: FREE, or the generation of the batch in it. A worker takes free ones only, the
         # main process frees taken ones only, so that no lock is needed.
-        self.owners = _shared(torch.full((num_workers, num_slots), FREE))
+        self.owners = new_shared((num_workers, num_slots), torch.int64).fill_(FREE)
         self._mine: dict[int, Tensor] = {}
 
     def take(
         self, worker: int, generation: int
     ) -> tuple[tuple[int, int] | None, Tensor]:
-        """Return (its name, uint8 [capacity, S, S, 3]) of a free slot, or a fresh tensor without a name."""
+        """Return (its name, uint8 [capacity, S, S, 3]) of a free slot, or a fresh tensor without a name.
+
+        Where shared memory is full, the fresh one is ordinary memory.
+        """
         for slot in range(self.owners.shape[1]):
             if self.owners[worker, slot] == FREE:
-                self.owners[worker, slot] = generation
                 if slot not in self._mine:
-                    self._mine[slot] = self._new()
+                    fresh = self._new()
+                    if not is_shared(fresh):
+                        return None, fresh
+                    self._mine[slot] = fresh
+                self.owners[worker, slot] = generation
                 return (worker, slot), self._mine[slot]
         return None, self._new()
 
     def _new(self) -> Tensor:
-        return _shared(torch.empty(self.shape, dtype=torch.uint8))
-
-
-def _shared(tensor: Tensor) -> Tensor:
-    tensor.share_memory_()  # type: ignore[no-untyped-call]
-    return tensor
+        try:
+            return new_shared(self.shape, torch.uint8)
+        except RuntimeError:
+            return torch.empty(self.shape, dtype=torch.uint8)
 
 
 class ImageDataset(Dataset[Any]):
@@ -125,6 +134,7 @@ class ImageDataset(Dataset[Any]):
         self.index, self.transform, self.seed = index, transform, seed
         self.num_threads, self.slots = num_threads, slots
         self.on_bad_image = on_bad_image
+        self.activity = Activity(len(slots.owners) if slots else 0, num_threads)
         self._pool: ThreadPoolExecutor | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -149,8 +159,15 @@ class ImageDataset(Dataset[Any]):
                 bad.append(picture)
         except UnreadableImage as error:
             return MadeBatch(None, indices, indices, status, slot, str(error), bad)
+        can_be_sent = get_worker_info() is None or is_shared(memory)
         return MadeBatch(
-            images, self.index.labels[indices], indices, status, slot, None, bad
+            images if can_be_sent else memory[: len(keys)].numpy(),
+            self.index.labels[indices],
+            indices,
+            status,
+            slot,
+            None,
+            bad,
         )
 
     def _memory(self, request: Request) -> tuple[tuple[int, int] | None, Tensor]:
@@ -202,7 +219,11 @@ class ImageDataset(Dataset[Any]):
 
     def _read(self, position: int, key: Key, transform: Transform, out: Tensor) -> None:
         """Write a picture into a row, with the random choices of a key."""
-        transform(read_file(self.index.path(position)), mix(self.seed, *key), out)
+        self.activity.start(position)
+        try:
+            transform(read_file(self.index.path(position)), mix(self.seed, *key), out)
+        finally:
+            self.activity.end()
 
     def _fill_bad_row(
         self, key: Key, out: Tensor, error: Exception

@@ -1,20 +1,19 @@
 """Worker processes and the ring of shared slots: requests in, batches out."""
 
-import signal
-import sys
+import logging
+import multiprocessing.util
 import time
-import warnings
-import weakref
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils.data import DataLoader
 
-from imnet_pl.core.errors import UserError, some_of
+from imnet_pl.core.cgroup import Cgroups
+from imnet_pl.core.errors import UserError
 from imnet_pl.data.dataset import (
     FREE,
     BadPicture,
@@ -23,8 +22,17 @@ from imnet_pl.data.dataset import (
     Request,
 )
 from imnet_pl.data.keys import Key
+from imnet_pl.data.loader_report import (
+    describe_death,
+    describe_failed_start,
+    describe_full_shared_memory,
+    describe_stall,
+)
+from imnet_pl.data.stall_watch import StallWatch
+from imnet_pl.data.worker_pool import Stalled, WorkerPool
+from imnet_pl.data.worker_process import end_if_script_is_imported
 
-_SECONDS_TO_SAVE = 30
+log = logging.getLogger(__name__)
 
 
 class Batch(NamedTuple):
@@ -110,6 +118,7 @@ class BatchLoader:
         prefetch_factor: Batches that each worker prepares ahead.
         pin_memory: Copy batches to page-locked memory, for CUDA.
         stall_sec: Seconds after which a batch that does not come from a worker is an error.
+        stall_warn_sec: Seconds after which a warning says what is waited for.
         bad_pictures: Where bad pictures are noted; default: a dictionary of its own.
     """
 
@@ -123,6 +132,7 @@ class BatchLoader:
         prefetch_factor: int,
         pin_memory: bool,
         stall_sec: float = 600,
+        stall_warn_sec: float = 30,
         bad_pictures: dict[int, BadPicture] | None = None,
     ) -> None:
         self.stall_sec = stall_sec
@@ -132,23 +142,21 @@ class BatchLoader:
         self.last_wait_sec = 0.0
         self.bad_pictures = {} if bad_pictures is None else bad_pictures
         self._in_use: dict[tuple[int, int], StorageWeakRef] = {}
-        self._loader: DataLoader[MadeBatch] | None = None
+        self._watch = StallWatch(stall_warn_sec, self._describe_stall)
+        self._shared_memory_was_full = False
+        self._oom_kills = Cgroups().oom_kills()
+        self._pool: WorkerPool | None = None
         if num_workers:
-            self._loader = DataLoader(
+            self._pool = WorkerPool(
                 dataset,
-                batch_sampler=self.batch_sampler,  # type: ignore[arg-type]
-                num_workers=num_workers,
-                collate_fn=_unchanged,  # type: ignore[arg-type]
-                worker_init_fn=_init_worker,
-                multiprocessing_context="spawn",
-                persistent_workers=True,
-                prefetch_factor=prefetch_factor,
-                pin_memory=pin_memory,
-                timeout=stall_sec,
-                generator=torch.Generator(),
+                self.batch_sampler,
+                num_workers,
+                prefetch_factor,
+                pin_memory,
+                stall_sec,
             )
-            # At the interpreter's end too: workers that are killed there leave folders of sockets behind.
-            weakref.finalize(self, _end_workers, self._loader)
+            # At the interpreter's end too, before multiprocessing waits for those that are alive.
+            multiprocessing.util.Finalize(self, self._pool.end, exitpriority=10)
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
@@ -158,35 +166,38 @@ class BatchLoader:
         return min(self.batch_size, len(self.sampler) - batch_idx * self.batch_size)
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches of one pass; nothing starts before the first is asked for."""
+        """Yield the batches of one pass; nothing starts before the first is asked for.
+
+        Raises:
+            UserError: The workers can not be started, are gone or have delivered nothing for ``stall_sec``.
+        """
+        if self._pool is not None:
+            end_if_script_is_imported()
         batches = self._batches()
-        while True:
-            start = time.perf_counter()
-            try:
-                batch = next(batches, None)
-            except RuntimeError as error:
-                if "timed out" not in str(error):
-                    raise
-                self._kill_workers()
-                raise UserError(self._describe_stall()) from error
-            self.last_wait_sec = time.perf_counter() - start
-            if batch is None:
-                return
-            yield batch
-            del batch
+        with self._watch.watching():
+            while True:
+                start = time.perf_counter()
+                self._watch.wait_begins()
+                with self._faults_explained():
+                    batch = next(batches, None)
+                self._watch.wait_ends()
+                self.last_wait_sec = time.perf_counter() - start
+                if batch is None:
+                    return
+                yield batch
+                del batch
 
     def _batches(self) -> Iterator[Batch]:
         self.batch_sampler.generation += 1
-        if self._loader is None:
+        if self._pool is None:
             for request in self.batch_sampler:
                 made = self.dataset.__getitems__(request)
                 self.batch_sampler.open.popleft()
                 yield self._receive(made)
                 del made
             return
-        batches = iter(
-            self._loader
-        )  # receives and drops what an unfinished pass left behind
+        # Receives and drops what an unfinished pass left behind.
+        batches = iter(self._pool)
         self._free_left_behind()
         for made in batches:
             self.batch_sampler.open.popleft()
@@ -194,37 +205,74 @@ class BatchLoader:
             del made
             self._free_unused()
 
+    @contextmanager
+    def _faults_explained(self) -> Iterator[None]:
+        """Turn what has become of the workers into a sentence, and end them: the next pass has new ones."""
+        try:
+            yield
+        except Stalled as error:
+            text = self._describe_stall(self.stall_sec)
+            self._end_workers()
+            raise UserError(text) from error
+        except (RuntimeError, OSError, EOFError) as error:
+            if (reason := self._explain(error)) is None:
+                raise
+            self._end_workers()
+            raise UserError(reason) from error
+
+    def _explain(self, error: Exception) -> str | None:
+        """Return what an error means if it comes from workers that are gone or did not start."""
+        if self._pool is None:
+            return None
+        if dead := self._pool.dead_workers(wait_sec=1):
+            return describe_death(self.dataset, self._pool, dead, self._oom_kills)
+        if self._pool.workers:
+            return None
+        return describe_failed_start(error, self.num_workers)
+
     def _receive(self, made: MadeBatch) -> Batch:
         """Turn a message into a batch, and watch the memory of its slot."""
         if made.error is not None or made.images is None:
             raise UserError(made.error or "a batch without pictures")
         for bad in made.bad:
             self.bad_pictures.setdefault(bad.position, bad)
+        images = made.images
+        if not isinstance(images, Tensor):
+            images = torch.from_numpy(images).permute(0, 3, 1, 2)
+            self._say_shared_memory_is_full()
         if made.slot is not None:
             if self.pin_memory:  # what arrives is already a copy
                 worker, slot = made.slot  # which the pinning thread has made a list
                 self._free((worker, slot))
             else:
-                storage = made.images.untyped_storage()
+                storage = images.untyped_storage()
                 self._in_use[made.slot] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         small = (torch.from_numpy(a) for a in (made.targets, made.indices, made.status))
-        return Batch(made.images, *small)
+        return Batch(images, *small)
 
-    def _kill_workers(self) -> None:
-        """End workers that do not answer: at the interpreter's end they would be waited for."""
-        assert self._loader is not None
-        workers = list(self._loader._iterator._workers)  # type: ignore[union-attr]
-        _end_workers(self._loader)
-        for worker in workers:
-            worker.kill()
+    def _end_workers(self) -> None:
+        """End workers of which one does not answer, and give up their slots."""
+        assert self._pool is not None
+        assert self.dataset.slots is not None
+        self._pool.end(at_once=True)
+        self._in_use.clear()
+        self.dataset.slots.owners.fill_(FREE)
+        self.dataset.activity.reset()
 
-    def _describe_stall(self) -> str:
-        keys = self.batch_sampler.open[0].keys
-        paths = [self.dataset.index.path(index) for _, index, _ in keys]
-        return (
-            f"the loader has delivered nothing for {self.stall_sec:g} s (data.stall_sec); it waits for a batch of "
-            f"{len(paths)} pictures ({some_of(paths, 3)}). A network drive that hangs, a full disk queue or too "
-            "little memory are the usual causes; a larger data.stall_sec waits longer."
+    def _say_shared_memory_is_full(self) -> None:
+        if not self._shared_memory_was_full:
+            log.warning("%s", describe_full_shared_memory())
+        self._shared_memory_was_full = True
+
+    def _describe_stall(self, seconds: float) -> str:
+        """Return what is waited for; the argument named is the one that says for how long."""
+        of = "stall_sec" if seconds >= self.stall_sec else "stall_warn_sec"
+        request = self.batch_sampler.open[0] if self.batch_sampler.open else None
+        return describe_stall(
+            self.dataset,
+            self._pool,
+            f"{seconds:.0f} s (data.{of})",
+            len(request.keys) if request else self.batch_size,
         )
 
     def _free_unused(self) -> None:
@@ -252,31 +300,3 @@ class BatchLoader:
         slots = self.dataset.slots
         assert slots is not None
         slots.owners[slot] = FREE
-
-
-def _end_workers(loader: "DataLoader[MadeBatch]") -> None:
-    """Let the worker processes end by themselves."""
-    if loader._iterator is not None:
-        loader._iterator._shutdown_workers()  # type: ignore[attr-defined]
-        loader._iterator = None
-
-
-def _unchanged(made: MadeBatch) -> MadeBatch:
-    return made
-
-
-def _init_worker(worker: int) -> None:  # noqa: ARG001
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", module="PIL")  # of damage that it can cope with
-    # Ctrl-C is for the main process, which ends the workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.platform != "win32":
-        signal.signal(signal.SIGTERM, _end_soon)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-
-def _end_soon(number: int, frame: object) -> None:  # noqa: ARG001
-    """Live on while the main process, which got the same signal from SLURM or systemd, saves the run."""
-    if sys.platform != "win32":
-        signal.alarm(_SECONDS_TO_SAVE)

@@ -5,7 +5,7 @@ import pytest
 from imnet_pl.core.errors import nearest_hint, some_of
 from imnet_pl.core.files import ESCAPED, cache_dir, create_dir_atomically
 from imnet_pl.core.imagenet import human_name, human_names
-from imnet_pl.core.machine import _cgroup_cores, loader_defaults, usable_cores
+from imnet_pl.core.machine import loader_defaults, usable_cores
 from imnet_pl.core.stats import wilson_interval
 
 
@@ -39,23 +39,6 @@ def test_a_folder_that_another_process_made_stays(tmp_path):
 
     create_dir_atomically(target, slow)
     assert [p.name for p in target.iterdir()] == ["theirs"]
-
-
-@pytest.mark.parametrize(
-    ("text", "cores"),
-    [
-        ("max 100000", None),
-        ("150000 100000", 1),
-        ("400000 100000", 4),
-        ("5000 100000", 1),
-        ("", None),
-    ],
-)
-def test_cgroup_quota(tmp_path, text, cores):
-    file = tmp_path / "cpu.max"
-    file.write_text(text)
-    assert _cgroup_cores(file) == cores
-    assert _cgroup_cores(tmp_path / "absent") is None
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_a_pass_that_is_left_early_loses_no_slot(spawned, expected, slots_of):
 def test_no_descriptor_and_no_slot_is_lost_over_epochs(spawned):  # S15
     epoch(spawned)
     process = psutil.Process()
-    (worker,) = spawned._loader._iterator._workers
+    (worker,) = spawned._pool.workers
     processes = [process, psutil.Process(worker.pid)]
     assert all_free(spawned)
     before = [p.num_fds() for p in processes]

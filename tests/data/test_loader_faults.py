@@ -46,7 +46,7 @@ def test_workers_outlive_a_signal_to_the_whole_group(index):  # noqa: F811
     loader = make_loader(index, 1, batch_size=4, train=False)
     batches = iter(loader)
     next(batches)
-    (worker,) = loader._loader._iterator._workers
+    (worker,) = loader._pool.workers
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         os.kill(worker.pid, number)
     assert len(list(batches)) == 9

@@ -1,0 +1,190 @@
+"""How many processes, threads and shared batches a loader gets, and what they cost."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from imnet_pl.core.machine import (
+    free_memory,
+    free_shared_memory,
+    usable_cores,
+    workers_and_threads,
+)
+from imnet_pl.data.dataset import Slots
+from imnet_pl.data.decode import BUDGET
+
+log = logging.getLogger(__name__)
+
+# Beside the batches that lie ready, one is in the training step, one may be held by the trainer's
+# look-ahead or by the pinning thread, and one is being made.
+SLOTS_BESIDE_PREFETCH = 3
+_LEAST_SLOTS = 2  # one is used while one is made
+_WORKER_BYTES = 350 * 2**20  # a process that has imported torch and no CUDA library
+_USABLE_PART = 0.8  # of the memory that is free at the start
+_MIB = 2**20
+
+
+class LoaderPlan(NamedTuple):
+    """What a loader is made of.
+
+    Args:
+        num_workers: Worker processes; 0: this process decodes.
+        num_threads: Decoding threads in each.
+        prefetch_factor: Batches that each prepares ahead.
+        num_slots: Shared batches of each.
+        capacity: Pictures in a shared batch.
+        image_size: Side of a picture in px.
+    """
+
+    num_workers: int
+    num_threads: int
+    prefetch_factor: int
+    num_slots: int
+    capacity: int
+    image_size: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a shared batch."""
+        return 3 * self.capacity * self.image_size**2
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory."""
+        return self.num_workers * self.num_slots * self.slot_bytes
+
+    @property
+    def most_decoded_bytes(self) -> int:
+        """Bytes of decoded pictures that all threads may hold at once; usual ones take a hundredth."""
+        budget = BUDGET.total + self.num_threads * BUDGET.uncounted
+        return 3 * budget * max(1, self.num_workers)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the loader takes with pictures of usual size."""
+        threads = self.num_threads * 3 * BUDGET.uncounted
+        return self.shared_bytes + self.num_workers * (_WORKER_BYTES + threads)
+
+    def make_slots(self) -> Slots | None:
+        """Return the shared memory of the workers; None where there are none."""
+        if not self.num_workers:
+            return None
+        return Slots(self.num_workers, self.num_slots, self.capacity, self.image_size)
+
+    def __str__(self) -> str:
+        if not self.num_workers:
+            return f"this process decodes in {self.num_threads} threads"
+        return (
+            f"{self.num_workers} worker processes of {self.num_threads} threads, {self.num_slots} shared batches of "
+            f"{self.slot_bytes / _MIB:,.0f} MiB each, {self.memory_bytes / _MIB:,.0f} MiB in all; very large pictures "
+            f"may take {self.most_decoded_bytes / _MIB:,.0f} MiB more"
+        )
+
+
+def plan_loader(data: Any, split: str, batch_size: int) -> LoaderPlan:
+    """Return what a loader of the data module is made of, and say what it costs.
+
+    The cores are shared by the node's ranks, not by the loaders of train and val, which work in turn: while one
+    is iterated, the other's workers have at most the batches to make that lie ready. The memory is shared by all.
+
+    Args:
+        data: The data module.
+        split: Whose loader it is.
+        batch_size: Pictures in a batch.
+    """
+    ranks = ranks_on_node(data.trainer)
+    workers, threads = workers_and_threads(data.num_workers, data.num_threads, ranks)
+    if data.num_workers and data.num_workers > (
+        cores := max(1, usable_cores() // ranks)
+    ):
+        log.warning(
+            "data.num_workers=%d is more than the %d cores that this process may use; %d would do.",
+            *(data.num_workers, cores, workers_and_threads(None, None, ranks)[0]),
+        )
+    num_slots = data.prefetch_factor + SLOTS_BESIDE_PREFETCH
+    wanted = LoaderPlan(
+        workers,
+        threads,
+        data.prefetch_factor,
+        num_slots if workers else 0,
+        batch_size,
+        data.image_size,
+    )
+    part = _part_of_memory(data, batch_size) / ranks
+    shared = free_shared_memory()
+    plan = fit_memory(
+        wanted,
+        int(_USABLE_PART * part * free_memory()),
+        None if shared is None else int(_USABLE_PART * part * shared),
+    )
+    log.info("loader of %s: %s.", split, plan)
+    return plan
+
+
+def ranks_on_node(trainer: Any) -> int:
+    """Return how many processes of the run are on this machine."""
+    return int(getattr(trainer.strategy, "num_processes", 1)) if trainer else 1
+
+
+def _part_of_memory(data: Any, batch_size: int) -> float:
+    """Return which part of the memory is this loader's: in training that of val stays alive beside it."""
+    if not {"train", "val"} <= set(data.indices):
+        return 1.0
+    return float(batch_size / (data.batch_size + data.eval_batch_size))
+
+
+def fit_memory(wanted: LoaderPlan, memory: int, shared: int | None) -> LoaderPlan:
+    """Return a plan that fits, and say so where it is not the one wanted.
+
+    Args:
+        wanted: What the arguments and the cores ask for.
+        memory: Bytes that the loader may take.
+        shared: Bytes of them that may be shared; None where only ``memory`` bounds it.
+    """
+    if not wanted.num_workers:
+        return wanted
+
+    def fits(plan: LoaderPlan) -> bool:
+        within = shared is None or plan.shared_bytes <= shared
+        return within and plan.memory_bytes <= memory
+
+    plan = wanted
+    for plan in _ever_smaller(wanted):
+        if fits(plan):
+            break
+    if plan != wanted:
+        too_little = [f"{memory / _MIB:,.0f} MiB of memory"]
+        if shared is not None:
+            too_little.append(f"{shared / _MIB:,.0f} MiB of shared memory (/dev/shm)")
+        log.warning(
+            "a loader may use %s; it would take %.0f MiB, %.0f of them shared, and is made smaller: "
+            "prefetch_factor %d, %d shared batches a worker, %d workers%s. A smaller data.batch_size helps most; "
+            "docker run --shm-size 8g gives a container more shared memory.",
+            " and ".join(too_little),
+            wanted.memory_bytes / _MIB,
+            wanted.shared_bytes / _MIB,
+            *(plan.prefetch_factor, plan.num_slots, plan.num_workers),
+            "" if fits(plan) else ", which is still more",
+        )
+    return plan
+
+
+def _ever_smaller(plan: LoaderPlan) -> Iterator[LoaderPlan]:
+    """Yield the plan, then with fewer batches ahead, fewer slots, fewer workers; at last one that shares nothing.
+
+    Without a slot of its own a batch travels in a fresh one, or through a pipe.
+    """
+    yield plan
+    for prefetch in range(plan.prefetch_factor - 1, 0, -1):
+        num_slots = prefetch + SLOTS_BESIDE_PREFETCH
+        plan = plan._replace(prefetch_factor=prefetch, num_slots=num_slots)
+        yield plan
+    for num_slots in range(plan.num_slots - 1, _LEAST_SLOTS - 1, -1):
+        plan = plan._replace(num_slots=num_slots)
+        yield plan
+    for num_workers in range(plan.num_workers - 1, 0, -1):
+        plan = plan._replace(num_workers=num_workers)
+        yield plan
+    for num_slots in range(_LEAST_SLOTS - 1, -1, -1):
+        plan = plan._replace(num_slots=num_slots)
+        yield plan

@@ -11,13 +11,6 @@ from imnet_pl.data.dataset import OnBadEvalImage, OnBadImage
 
 log = logging.getLogger(__name__)
 
-# Windows waits for 63 processes at most.
-_MOST = {
-    "num_workers": 61 if os.name == "nt" else 512,
-    "num_threads": 512,
-    "prefetch_factor": 256,
-}
-
 
 def check_arguments(data: Any) -> None:
     """Raise for values that can not work.
@@ -65,12 +58,22 @@ def _check_choices_and_bounds(data: Any) -> None:
         value = getattr(data, name)
         if value is not None and value < bound:
             raise UserError(f"data.{name}={value} must be at least {bound}.")
-    for name, bound in _MOST.items():
+    most = {
+        "num_workers": most_workers(os.name),
+        "num_threads": 512,
+        "prefetch_factor": 256,
+    }
+    for name, bound in most.items():
         value = getattr(data, name)
         if value is not None and value > bound:
             raise UserError(
                 f"data.{name}={value} must be at most {bound}; {usable_cores()} cores are usable here."
             )
+
+
+def most_workers(system: str) -> int:
+    """Return how many worker processes a system can wait for; Windows: 63, and two are this program's own."""
+    return 61 if system == "nt" else 512
 
 
 def fit_batch_size(

@@ -1,7 +1,6 @@
 """How many processes, threads and shared batches a loader gets, and what they cost."""
 
 import logging
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from imnet_pl.core.machine import (
@@ -136,6 +135,9 @@ def _part_of_memory(data: Any, batch_size: int) -> float:
 def fit_memory(wanted: LoaderPlan, memory: int, shared: int | None) -> LoaderPlan:
     """Return a plan that fits, and say so where it is not the one wanted.
 
+    First fewer batches lie ready, then fewer are shared, then there are fewer workers. Too little shared memory
+    takes no worker away: a batch that finds none travels through a pipe.
+
     Args:
         wanted: What the arguments and the cores ask for.
         memory: Bytes that the loader may take.
@@ -143,48 +145,60 @@ def fit_memory(wanted: LoaderPlan, memory: int, shared: int | None) -> LoaderPla
     """
     if not wanted.num_workers:
         return wanted
-
-    def fits(plan: LoaderPlan) -> bool:
-        within = shared is None or plan.shared_bytes <= shared
-        return within and plan.memory_bytes <= memory
-
-    plan = wanted
-    for plan in _ever_smaller(wanted):
-        if fits(plan):
-            break
+    plan = _fit_shared(wanted, memory if shared is None else shared)
+    while plan.memory_bytes > memory and (less := _smaller(plan)) is not None:
+        plan = less
     if plan != wanted:
-        too_little = [f"{memory / _MIB:,.0f} MiB of memory"]
-        if shared is not None:
-            too_little.append(f"{shared / _MIB:,.0f} MiB of shared memory (/dev/shm)")
-        log.warning(
-            "a loader may use %s; it would take %.0f MiB, %.0f of them shared, and is made smaller: "
-            "prefetch_factor %d, %d shared batches a worker, %d workers%s. A smaller data.batch_size helps most; "
-            "docker run --shm-size 8g gives a container more shared memory.",
-            " and ".join(too_little),
-            wanted.memory_bytes / _MIB,
-            wanted.shared_bytes / _MIB,
-            *(plan.prefetch_factor, plan.num_slots, plan.num_workers),
-            "" if fits(plan) else ", which is still more",
-        )
+        _say_smaller(wanted, plan, memory, shared)
     return plan
 
 
-def _ever_smaller(plan: LoaderPlan) -> Iterator[LoaderPlan]:
-    """Yield the plan, then with fewer batches ahead, fewer slots, fewer workers; at last one that shares nothing.
+def _fit_shared(plan: LoaderPlan, shared: int) -> LoaderPlan:
+    """Return a plan whose shared batches fit, at last none of them."""
+    while plan.shared_bytes > shared:
+        less = _smaller(plan)
+        if less is None or less.num_workers < plan.num_workers:
+            less = plan._replace(num_slots=plan.num_slots - 1)
+        plan = less
+    return plan
 
-    Without a slot of its own a batch travels in a fresh one, or through a pipe.
-    """
-    yield plan
-    for prefetch in range(plan.prefetch_factor - 1, 0, -1):
-        num_slots = prefetch + SLOTS_BESIDE_PREFETCH
-        plan = plan._replace(prefetch_factor=prefetch, num_slots=num_slots)
-        yield plan
-    for num_slots in range(plan.num_slots - 1, _LEAST_SLOTS - 1, -1):
-        plan = plan._replace(num_slots=num_slots)
-        yield plan
-    for num_workers in range(plan.num_workers - 1, 0, -1):
-        plan = plan._replace(num_workers=num_workers)
-        yield plan
-    for num_slots in range(_LEAST_SLOTS - 1, -1, -1):
-        plan = plan._replace(num_slots=num_slots)
-        yield plan
+
+def _smaller(plan: LoaderPlan) -> LoaderPlan | None:
+    """Return the next smaller plan; None where there is none."""
+    if plan.prefetch_factor > 1:
+        prefetch = plan.prefetch_factor - 1
+        num_slots = min(plan.num_slots, prefetch + SLOTS_BESIDE_PREFETCH)
+        return plan._replace(prefetch_factor=prefetch, num_slots=num_slots)
+    if plan.num_slots > _LEAST_SLOTS:
+        return plan._replace(num_slots=plan.num_slots - 1)
+    if plan.num_workers > 1:
+        return plan._replace(num_workers=plan.num_workers - 1)
+    return None
+
+
+def _say_smaller(
+    wanted: LoaderPlan, plan: LoaderPlan, memory: int, shared: int | None
+) -> None:
+    """Say which bound does not allow the plan that is wanted, what fits, and what helps."""
+    bounds, more = [], ""
+    if shared is not None and wanted.shared_bytes > shared:
+        bounds.append(f"{shared // _MIB:,} MiB of the shared memory in /dev/shm")
+        more = "; docker run --shm-size 8g gives a container more"
+    if wanted.memory_bytes > memory:
+        bounds.append(f"{memory // _MIB:,} MiB of the memory that is free")
+    result = (
+        f"{plan.num_workers} workers, data.prefetch_factor={plan.prefetch_factor}, {plan.num_slots} shared batches "
+        f"each ({plan.memory_bytes / _MIB:,.0f} MiB, {plan.shared_bytes / _MIB:,.0f} of them shared)"
+    )
+    if plan.num_slots < _LEAST_SLOTS:
+        result += "; other batches travel through a pipe, which takes longer"
+    if plan.memory_bytes > memory:
+        result += "; that is still too much"
+    log.warning(
+        "a loader may take %s, and would take %.0f MiB, %.0f of them shared, with %d workers, data.prefetch_factor=%d "
+        "and batches of %d pictures; it gets %s. Lower data.num_workers, then data.prefetch_factor, then "
+        "data.batch_size%s.",
+        " and ".join(bounds),
+        *(wanted.memory_bytes / _MIB, wanted.shared_bytes / _MIB, wanted.num_workers),
+        *(wanted.prefetch_factor, wanted.capacity, result, more),
+    )

@@ -2,10 +2,12 @@
 
 import multiprocessing.connection
 import multiprocessing.util
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,7 +68,8 @@ class WorkerPool(DataLoader[MadeBatch]):
     def _get_iterator(self) -> "_WatchedIterator":
         # Made here, this folder holds the sockets of all workers, also of those that are killed.
         multiprocessing.util.get_temp_dir()
-        return _WatchedIterator(self)
+        with _no_main_without_file():
+            return _WatchedIterator(self)
 
     @property
     def workers(self) -> list[BaseProcess]:
@@ -147,6 +150,21 @@ class _WatchedIterator(_MultiProcessingDataLoaderIter):
             for worker in alive.values():
                 worker.kill()
         super()._shutdown_workers()
+
+
+@contextmanager
+def _no_main_without_file() -> Iterator[None]:
+    """Hide the name of a script that is no file, as one read from stdin: a worker process would look for it."""
+    main = sys.modules["__main__"]
+    file = getattr(main, "__file__", None)
+    if file is None or Path(file).exists():
+        yield
+        return
+    del main.__file__
+    try:
+        yield
+    finally:
+        main.__file__ = file
 
 
 def _unchanged(made: MadeBatch) -> MadeBatch:

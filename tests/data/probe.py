@@ -31,3 +31,23 @@ class Hanging:
 
     def __call__(self, data, key, out):
         time.sleep(3600)
+
+
+@dataclass
+class Slow:
+    """Takes three seconds, as a disk that is busy."""
+
+    image_size: int = 8
+
+    def __call__(self, data, key, out):
+        time.sleep(3)
+
+
+@dataclass
+class Failing:
+    """Raises what no one expects."""
+
+    image_size: int = 8
+
+    def __call__(self, data, key, out):
+        raise ZeroDivisionError("of its own")

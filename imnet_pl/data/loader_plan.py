@@ -1,6 +1,7 @@
 """How many processes, threads and shared batches a loader gets, and what they cost."""
 
 import logging
+import os
 from typing import Any, NamedTuple
 
 from imnet_pl.core.machine import (
@@ -92,13 +93,13 @@ def plan_loader(data: Any, split: str, batch_size: int) -> LoaderPlan:
         batch_size: Pictures in a batch.
     """
     ranks = ranks_on_node(data.trainer)
-    workers, threads = workers_and_threads(data.num_workers, data.num_threads, ranks)
-    if data.num_workers and data.num_workers > (
-        cores := max(1, usable_cores() // ranks)
-    ):
+    sharing = _ranks_on_cores(ranks)
+    workers, threads = workers_and_threads(data.num_workers, data.num_threads, sharing)
+    cores = max(1, usable_cores() // sharing)
+    if data.num_workers and data.num_workers > cores:
         log.warning(
             "data.num_workers=%d is more than the %d cores that this process may use; %d would do.",
-            *(data.num_workers, cores, workers_and_threads(None, None, ranks)[0]),
+            *(data.num_workers, cores, workers_and_threads(None, None, sharing)[0]),
         )
     num_slots = data.prefetch_factor + SLOTS_BESIDE_PREFETCH
     wanted = LoaderPlan(
@@ -123,6 +124,13 @@ def plan_loader(data: Any, split: str, batch_size: int) -> LoaderPlan:
 def ranks_on_node(trainer: Any) -> int:
     """Return how many processes of the run are on this machine."""
     return int(getattr(trainer.strategy, "num_processes", 1)) if trainer else 1
+
+
+def _ranks_on_cores(ranks: int) -> int:
+    """Return how many of a node's ranks share the cores of this process: one where srun has given it its own."""
+    own = os.environ.get("SLURM_CPUS_PER_TASK", "")
+    bound = "SLURM_PROCID" in os.environ and own.isdecimal()
+    return 1 if bound and usable_cores() <= int(own) else ranks
 
 
 def _part_of_memory(data: Any, batch_size: int) -> float:

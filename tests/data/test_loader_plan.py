@@ -106,6 +106,18 @@ def test_ranks_of_a_node_share_cores_and_memory(data, machine, caplog):
     assert "may take 136 MiB of the memory that is free" in caplog.text
 
 
+def test_cores_that_srun_gave_a_rank_are_not_divided(data, machine, monkeypatch):
+    machine(cores=4)
+    module = data()
+    module.trainer = SimpleNamespace(strategy=SimpleNamespace(num_processes=4))
+    assert plan_of(module).num_threads == 1
+    monkeypatch.setenv("SLURM_PROCID", "3")
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
+    assert plan_of(module).num_threads == 4
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")  # not bound: these are of all
+    assert plan_of(module).num_threads == 1
+
+
 def test_more_workers_than_cores_is_said(data, machine, caplog):
     machine(cores=2)
     assert plan_of(data(num_workers=3)).num_workers == 3

@@ -1,7 +1,6 @@
 """What is said when worker processes deliver nothing, can not be started, or are gone."""
 
 import errno
-import os
 import signal
 
 from imnet_pl.core.cgroup import Cgroups
@@ -149,7 +148,7 @@ def describe_failed_start(error: BaseException, num_workers: int) -> str | None:
             "Raise the limit (ulimit -n 4096), or lower data.num_workers."
         )
     if number in (errno.ENOMEM, errno.EAGAIN, _NO_PAGE_FILE):
-        page_file = " or make Windows' page file larger" if os.name == "nt" else ""
+        page_file = ", or make the page file larger" if number == _NO_PAGE_FILE else ""
         return f"{told}: {free_memory() // _MIB:,} MiB of memory are free. {_CURES}{page_file}."
     if number == errno.ENOSPC or "shared memory" in str(error):
         return (

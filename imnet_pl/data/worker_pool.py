@@ -65,6 +65,9 @@ class WorkerPool(DataLoader[MadeBatch]):
         )
         self.stall_sec = stall_sec
 
+    def check_worker_number_rationality(self) -> None:
+        """Say nothing, where torch warns of more workers than cores: the loader's plan has said so."""
+
     def _get_iterator(self) -> "_WatchedIterator":
         # Made here, this folder holds the sockets of all workers, also of those that are killed.
         multiprocessing.util.get_temp_dir()

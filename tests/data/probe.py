@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from imnet_pl.data.dataset import Slots
+
 
 @dataclass
 class ModuleProbe:
@@ -51,3 +53,10 @@ class Failing:
 
     def __call__(self, data, key, out):
         raise ZeroDivisionError("of its own")
+
+
+class NothingShared(Slots):
+    """Shared memory that is full."""
+
+    def _new(self):
+        return torch.empty(self.shape, dtype=torch.uint8)

@@ -135,9 +135,7 @@ def test_batches_without_shared_memory_are_the_same(index, monkeypatch, caplog):
     """They come through a pipe."""
     expected = epoch(make_loader(index, 0))
     loader = make_loader(index, 1)
-    loader.dataset.slots = Slots(
-        1, 0, 2**16, 2**10
-    )  # of 192 GiB each, which no one has
+    loader.dataset.slots = NothingShared(1, 2, 8, 16)
     with caplog.at_level(logging.WARNING):
         assert same(epoch(loader), expected)
     assert caplog.text.count("batches travel through a pipe") == 1

@@ -36,6 +36,15 @@ def check_predict(predict_input: str | None, ckpt_path: str | None) -> None:
         raise UsageError("predict needs --ckpt_path FILE, the checkpoint of a run.")
 
 
+def add_evaluation_arguments(parser: "LightningArgumentParser") -> None:
+    """Add where the table of the classes goes."""
+    parser.add_argument(
+        "--per_class",
+        type=str | None,
+        help="CSV file to write: pictures and right ones of each class.",
+    )
+
+
 def add_fit_arguments(parser: "LightningArgumentParser") -> None:
     """Add what says whether a run goes on or is only tried."""
     parser.add_argument(

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from imnet_pl import run_parts
 from imnet_pl.arguments import (
     YamlFile,
+    add_evaluation_arguments,
     add_fit_arguments,
     add_predict_arguments,
     check_has_model,
@@ -26,7 +27,14 @@ from imnet_pl.data.datamodule import ImageNetDataModule
 from imnet_pl.messages import configure_logging, explain_parse_error
 from imnet_pl.model.classifier import MIN_CLASSES_FOR_TOP5, ImageClassifier
 from imnet_pl.tools import smoke
-from imnet_pl.training import checkpointing, contract, guards, lost_rank, runs
+from imnet_pl.training import (
+    checkpointing,
+    contract,
+    guards,
+    lost_rank,
+    runs,
+    strategies,
+)
 from imnet_pl.training.checkpointing import find_last_checkpoint, require_space
 from imnet_pl.training.leaving import Leave
 from imnet_pl.training.predictions import PredictionWriter
@@ -44,6 +52,7 @@ def run(verb: str, args: list[str]) -> int:
         UserError: The arguments, the data or a checkpoint are not usable.
     """
     configure_logging()
+    strategies.register_strategies()
     try:
         if verb == "fit" and "--smoke" in args:
             args = [arg for arg in args if arg not in ("--smoke", "--resume")]
@@ -147,6 +156,8 @@ class ImageNetCLI(LightningCLI):
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
         if subcommand == "predict":
             add_predict_arguments(parser)
+        if subcommand in ("validate", "test"):
+            add_evaluation_arguments(parser)
         if subcommand == "fit":
             add_fit_arguments(parser)
         self._argument_names.update(parser.get_defaults().keys())
@@ -271,8 +282,11 @@ class ImageNetCLI(LightningCLI):
             kwargs["log_every_n_steps"] = None
         else:
             kwargs |= run_parts.build(config, verb, given, self._continued())
+        strategies.check_devices(config.trainer.accelerator, config.trainer.devices)
         try:
             trainer = super().instantiate_trainer(callbacks=given, **kwargs)
+        except UserError:
+            raise
         except (ValueError, TypeError, MisconfigurationException) as error:
             raise UserError(f"trainer: {' '.join(str(error).split())}") from error
         lost_rank.limit_waiting(trainer, config.ranks.timeout_sec)

@@ -16,6 +16,7 @@ from imnet_pl.training.checkpoint_io import SafeCheckpointIO
 from imnet_pl.training.curves import Curves
 from imnet_pl.training.leaving import CrashCheckpoint, GracefulStop
 from imnet_pl.training.monitors import StepTimer
+from imnet_pl.training.per_class import PerClassTable
 from imnet_pl.training.progress import EpochLine, ProgressBar
 from imnet_pl.training.resume import ExactResume
 
@@ -46,6 +47,8 @@ def build(
     callbacks += (
         _fit_callbacks(config) if verb == "fit" else [EpochLine(), BadPictures()]
     )
+    if verb in ("validate", "test"):
+        callbacks.append(PerClassTable(config.per_class))
     chosen: dict[str, Any] = {"plugins": _with_safe_io(trainer.plugins)}
     if verb != "fit":
         chosen["enable_checkpointing"] = False
@@ -66,7 +69,7 @@ def _fit_callbacks(config: Namespace) -> list[Callback]:
     timer = StepTimer()
     own: list[Callback] = [timer, EpochLine(timer), guards.FinalValidation()]
     own += [ExactResume(config.allow_changed_data), loggers.LogHistory(), Curves()]
-    own.append(BadPictures())
+    own += [BadPictures(), PerClassTable()]
     own += [GracefulStop(), CrashCheckpoint()]
     own += guards.build_guards(**config.guard)
     if stopping := guards.build_early_stopping(**config.early_stopping):

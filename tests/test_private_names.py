@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 import torch
+from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
+from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.trainer import Trainer
 from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.distributed import default_pg_timeout
@@ -58,6 +60,17 @@ def test_lightning_ddp():
     assert DDPStrategy()._timeout == default_pg_timeout
 
 
+def test_lightning_strategies():
+    assert callable(DDPStrategy._configure_launcher)
+    assert callable(_SubprocessScriptLauncher._check_can_spawn_children)
+    assert callable(_set_num_threads_if_needed)
+    strategy = DDPStrategy(process_group_backend="gloo", start_method="spawn")
+    assert (strategy._layer_sync, strategy._start_method) == (None, "spawn")
+    assert strategy._process_group_backend == "gloo"
+    entry = StrategyRegistry["ddp_spawn"]
+    assert set(entry) >= {"strategy", "description", "init_params"}
+
+
 def test_torchmetrics():
     metric = SumMetric()
     assert set(metric._defaults) == {"sum_value"}
@@ -91,6 +104,11 @@ def test_a_process_that_is_being_started():
 
 def test_shared_storage():
     assert torch.UntypedStorage._new_shared(8).is_shared()
+
+
+def test_torch_compile():
+    assert torch.nn.Identity()._compiled_call_impl is None
+    assert hasattr(torch.compile(torch.nn.Identity()), "_orig_mod")
 
 
 def test_torch():
@@ -135,6 +153,9 @@ def test_the_list_is_complete():
         "_defaults",
         "_update_count",
         "_computed",
+        "_configure_launcher",
+        "_compiled_call_impl",
+        "_asdict",
         "_timeout",
     }
     for file in PACKAGE.rglob("*.py"):

@@ -76,6 +76,40 @@ def most_workers(system: str) -> int:
     return 61 if system == "nt" else 512
 
 
+def settle_batch_size(data: Any, num_pictures: int, num_devices: int) -> None:
+    """Give a data module the training batch of a device.
+
+    Args:
+        data: The data module.
+        num_pictures: Training pictures of all devices.
+        num_devices: Devices.
+
+    Raises:
+        UserError: There are too few pictures, or the batch can not be divided.
+    """
+    wanted = data.batch_size
+    if data.strong_scaling:
+        wanted = divide_batch_size(data.hparams["batch_size"], num_devices)
+    data.batch_size = fit_batch_size(wanted, num_pictures, num_devices, data.drop_last)
+
+
+def divide_batch_size(batch_size: int, num_devices: int) -> int:
+    """Return a device's share of the batch of all devices.
+
+    Raises:
+        UserError: Not every device would get as many pictures; it names batches that can be divided.
+    """
+    share, rest = divmod(batch_size, num_devices)
+    if rest:
+        below, above = share * num_devices, (share + 1) * num_devices
+        nearest = f"{below} or {above}" if below else f"{above}"
+        raise UserError(
+            f"data.batch_size={batch_size} can not be divided among {num_devices} devices (data.strong_scaling); "
+            f"give {nearest}."
+        )
+    return share
+
+
 def fit_batch_size(
     batch_size: int, num_pictures: int, num_devices: int, drop_last: bool
 ) -> int:

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningDataModule
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.core.position import position_of
-from imnet_pl.data.argument_checks import check_arguments, fit_batch_size
+from imnet_pl.data.argument_checks import check_arguments, settle_batch_size
 from imnet_pl.data.augment import (
     EvalTransform,
     Interpolation,
@@ -57,8 +57,9 @@ class ImageNetDataModule(LightningDataModule):
         split_seed: Seed of the split.
         allow_group_overlap: Take a given train and val although groups are in both.
         num_per_class: Use only so many pictures of each class of train and val, drawn with the seed.
-        batch_size: Pictures in a training batch of one device.
+        batch_size: Pictures in a training batch of one device; of all devices with ``strong_scaling``, or under dp.
         eval_batch_size: Pictures in a batch of validation and test; default twice ``batch_size``.
+        strong_scaling: Divide ``batch_size`` among the devices, so that more devices train on the same batches.
         image_size: Side of the pictures that the model sees, in px.
         train_scale: Least and largest share of the area that a training crop takes.
         train_ratio: Least and largest width / height of a training crop.
@@ -99,6 +100,7 @@ class ImageNetDataModule(LightningDataModule):
         num_per_class: int | None = None,
         batch_size: int = 256,
         eval_batch_size: int | None = None,
+        strong_scaling: bool = False,
         image_size: int = 224,
         train_scale: tuple[float, float] = (0.08, 1.0),
         train_ratio: tuple[float, float] = (3 / 4, 4 / 3),
@@ -140,6 +142,7 @@ class ImageNetDataModule(LightningDataModule):
         if self._needs_root:
             _ = self.catalog.root  # raises where it is missing
         self.num_per_class, self.batch_size = num_per_class, batch_size
+        self.strong_scaling = strong_scaling
         self.eval_batch_size = (
             2 * batch_size if eval_batch_size is None else eval_batch_size
         )
@@ -213,10 +216,7 @@ class ImageNetDataModule(LightningDataModule):
         if stage == "fit":
             train, val = self.indices["train"], self.indices["val"]
             self.catalog.require_groups_apart(train, val)
-            _, world_size = self._rank_and_world()
-            self.batch_size = fit_batch_size(
-                self.batch_size, len(train), world_size, self.drop_last
-            )
+            settle_batch_size(self, len(train), self._rank_and_world()[1])
 
     def _index_split(self, split: str) -> ImageIndex:
         if split not in self.indices:

@@ -1,6 +1,7 @@
 """ImageClassifier: normalise -> network -> loss -> Top-1 / Top-5."""
 
 import logging
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from imnet_pl.core.errors import UserError, require_choice
 from imnet_pl.core.status import PARTIAL, REPLACED, UNREADABLE
+from imnet_pl.model.class_counts import ClassCounts
 from imnet_pl.model.optim import scaled_lr, warmup_cosine, window_weight
 from imnet_pl.model.weights import build_network, load_weights
 
@@ -128,6 +130,8 @@ class ImageClassifier(LightningModule):
             torch.channels_last if channels_last else torch.contiguous_format
         )
         self.backbone.to(memory_format=self.memory_format)
+        # Runs the backbone in its place: a strategy's, on several devices.
+        self.run_backbone: Callable[[Tensor], Tensor] | None = None
         self.register_buffer(
             "mean", torch.tensor(mean).view(1, 3, 1, 1), persistent=False
         )
@@ -139,6 +143,8 @@ class ImageClassifier(LightningModule):
         self.train_partial = SumMetric(nan_strategy="disable")
         self.val_metrics = _eval_metrics(num_classes)
         self.test_metrics = _eval_metrics(num_classes)
+        self.val_classes = ClassCounts(num_classes)
+        self.test_classes = ClassCounts(num_classes)
 
     def _check_arguments(self) -> None:
         """Raise for values that can not work."""
@@ -181,7 +187,8 @@ class ImageClassifier(LightningModule):
                 f"images are {images.dtype}, uint8 is expected; normalising is done here."
             )
         pixels = images.to(self.mean.dtype, memory_format=self.memory_format)
-        logits: Tensor = self.backbone(pixels.div_(255).sub_(self.mean).div_(self.std))
+        run = self.run_backbone or self.backbone
+        logits: Tensor = run(pixels.div_(255).sub_(self.mean).div_(self.std))
         return logits.float()
 
     def training_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
@@ -211,19 +218,33 @@ class ImageClassifier(LightningModule):
         self.log("train/num_replaced", self.train_replaced, logger=False)
         self.log("train/num_partial", self.train_partial, logger=False)
 
+    def on_validation_epoch_start(self) -> None:
+        """Count the classes anew; Lightning does so with what is logged."""
+        self.val_classes.reset()
+
+    def on_test_epoch_start(self) -> None:
+        """Count the classes anew."""
+        self.test_classes.reset()
+
     def validation_step(self, batch: ImageBatch, batch_idx: int) -> None:
         """Count a validation batch."""
-        self._count(batch, "val", self.val_metrics)
+        self._count(batch, "val", self.val_metrics, self.val_classes)
 
     def test_step(self, batch: ImageBatch, batch_idx: int) -> None:
         """Count a test batch."""
-        self._count(batch, "test", self.test_metrics)
+        self._count(batch, "test", self.test_metrics, self.test_classes)
 
     def predict_step(self, batch: ImageBatch, batch_idx: int) -> Tensor:
         """Return the probabilities of a batch, float32 [N, num_classes]."""
         return functional.softmax(self(batch.images), dim=1)
 
-    def _count(self, batch: ImageBatch, split: str, metrics: nn.ModuleDict) -> None:
+    def _count(
+        self,
+        batch: ImageBatch,
+        split: str,
+        metrics: nn.ModuleDict,
+        classes: ClassCounts,
+    ) -> None:
         """Update and log the metrics of a split. An unreadable picture is wrong, and has no loss."""
         logits, targets = self(batch.images), batch.targets
         labelled, unreadable = targets >= 0, batch.status == UNREADABLE
@@ -240,6 +261,7 @@ class ImageClassifier(LightningModule):
             "num_samples": (labelled.sum(),),
             "num_unreadable": (unreadable.sum(),),
         }
+        classes.update(scores, targets)
         for name, metric in metrics.items():
             assert isinstance(metric, Metric)
             if len(targets):  # a rank whose pictures are over makes empty batches
@@ -327,14 +349,17 @@ class ImageClassifier(LightningModule):
         batch_size, world_size = loader.batch_size, self.trainer.world_size
         accumulate = self.trainer.accumulate_grad_batches
         base_lr, min_lr = self.hparams["base_lr"], self.hparams["min_lr"]
-        peak_lr = scaled_lr(base_lr, batch_size * world_size * accumulate)
+        step_size = batch_size * world_size * accumulate
+        peak_lr = scaled_lr(base_lr, step_size)
         if min_lr > peak_lr:
             raise UserError(
                 f"model.min_lr={min_lr} is above the peak rate {peak_lr:g} of this run."
             )
         log.info(
-            "learning rate: %g x (%d pictures x %d devices x %d accumulated) / 256 = %g at its peak.",
-            *(base_lr, batch_size, world_size, accumulate, peak_lr),
+            "a step has %d pictures: %d a rank x %d ranks x %d accumulated; learning rate %g x %d / 256 = %g at its "
+            "peak.",
+            *(step_size, batch_size, world_size, accumulate),
+            *(base_lr, step_size, peak_lr),
         )
         return peak_lr
 

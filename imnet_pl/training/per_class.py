@@ -1,0 +1,86 @@
+"""per_class.csv: how many pictures of each class there are, and how many are right."""
+
+import csv
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from imnet_pl.core.errors import UserError
+from imnet_pl.core.files import replace_file
+from imnet_pl.core.imagenet import human_name
+
+log = logging.getLogger(__name__)
+
+NAME = "per_class.csv"
+COLUMNS = ("class", "name", "right", "num_samples", "top1")
+
+
+class PerClassTable(Callback):
+    """Writes the table of the last validation to the run folder, or that of ``validate`` and ``test`` to a file.
+
+    Args:
+        output: The file; None: in training the run folder's, else none.
+
+    Raises:
+        UserError: The file can not be written.
+    """
+
+    def __init__(self, output: str | None = None) -> None:
+        self.output = None if output is None else Path(output).expanduser()
+        if self.output is not None and not self.output.parent.is_dir():
+            raise UserError(
+                f"--per_class={output!r} can not be written: its folder does not exist; make it or give another."
+            )
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the validation's table."""
+        if not trainer.sanity_checking:
+            self._write(trainer, pl_module.val_classes)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the test's table."""
+        self._write(trainer, pl_module.test_classes)
+
+    def _write(self, trainer: Trainer, counts: Any) -> None:
+        output = self.output
+        if output is None and trainer.state.fn == "fit" and trainer.loggers:
+            folder = trainer.log_dir  # all ranks ask for it together
+            output = None if folder is None else Path(folder) / NAME
+        if output is None:
+            return
+        right, total = counts.compute()  # of all ranks, together
+        if trainer.is_global_zero:
+            classes = trainer.datamodule.classes  # type: ignore[attr-defined]
+            self._save(output, list(rows(classes, right.tolist(), total.tolist())))
+
+    def _save(self, output: Path, lines: list[Sequence[Any]]) -> None:
+        """Write the file, whole as soon as it is there.
+
+        Raises:
+            UserError: A file that was asked for can not be written; in training that is a warning.
+        """
+        partial = output.with_name(f"{output.name}.part")
+        # A name that is no valid Unicode stays readable.
+        encoding = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
+        try:
+            with partial.open("w", **encoding) as file:  # type: ignore[call-overload]
+                csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines])
+            replace_file(partial, output)
+        except OSError as error:
+            if self.output is not None:
+                raise UserError(
+                    f"--per_class={str(output)!r} can not be written ({error}); give another."
+                ) from error
+            log.warning("%s can not be written (%s).", output, error)
+
+
+def rows(
+    classes: Sequence[str], right: Sequence[int], total: Sequence[int]
+) -> Iterator[Sequence[Any]]:
+    """Yield the cells of each class; a class without pictures has no top1."""
+    for name, hits, count in zip(classes, right, total, strict=True):
+        top1 = f"{hits / count:.6f}" if count else ""
+        yield name, human_name(name) or "", hits, count, top1

@@ -264,8 +264,7 @@ class ImageClassifier(LightningModule):
         classes.update(scores, targets)
         for name, metric in metrics.items():
             assert isinstance(metric, Metric)
-            if len(targets):  # a rank whose pictures are over makes empty batches
-                metric.update(*counted[name])
+            metric.update(*counted[name])  # also of a rank's empty batch
             self.log(
                 f"{split}/{name}",
                 metric,

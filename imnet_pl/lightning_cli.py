@@ -27,18 +27,12 @@ from imnet_pl.data.datamodule import ImageNetDataModule
 from imnet_pl.messages import configure_logging, explain_parse_error
 from imnet_pl.model.classifier import MIN_CLASSES_FOR_TOP5, ImageClassifier
 from imnet_pl.tools import smoke
-from imnet_pl.training import (
-    checkpointing,
-    contract,
-    guards,
-    lost_rank,
-    runs,
-    strategies,
-)
+from imnet_pl.training import checkpointing, contract, guards, lost_rank, runs
 from imnet_pl.training.checkpointing import find_last_checkpoint, require_space
 from imnet_pl.training.leaving import Leave
 from imnet_pl.training.predictions import PredictionWriter
 from imnet_pl.training.stop_request import TERMINATED
+from imnet_pl.training.strategies import check_devices, register_strategies
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +46,7 @@ def run(verb: str, args: list[str]) -> int:
         UserError: The arguments, the data or a checkpoint are not usable.
     """
     configure_logging()
-    strategies.register_strategies()
+    register_strategies(configure_logging)
     try:
         if verb == "fit" and "--smoke" in args:
             args = [arg for arg in args if arg not in ("--smoke", "--resume")]
@@ -282,7 +276,7 @@ class ImageNetCLI(LightningCLI):
             kwargs["log_every_n_steps"] = None
         else:
             kwargs |= run_parts.build(config, verb, given, self._continued())
-        strategies.check_devices(config.trainer.accelerator, config.trainer.devices)
+        check_devices(config.trainer.accelerator, config.trainer.devices)
         try:
             trainer = super().instantiate_trainer(callbacks=given, **kwargs)
         except UserError:
@@ -351,8 +345,11 @@ class ImageNetCLI(LightningCLI):
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.monitor:
                 score, path = callback.best_model_score, callback.best_model_path
+                value = (
+                    "" if score is None else f" {score:.4f}"
+                )  # not known of spawned ranks
                 if path:
-                    log.info("best %s %.4f: %s", callback.monitor, score, path)
+                    log.info("best %s%s: %s", callback.monitor, value, path)
 
     def before_validate(self) -> None:
         """Check that the checkpoint is of this model."""

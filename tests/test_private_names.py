@@ -11,7 +11,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from lightning.pytorch.cli import LightningCLI, SaveConfigCallback
 from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.strategies.launchers import (
+    _MultiProcessingLauncher,
+    _SubprocessScriptLauncher,
+)
 from lightning.pytorch.trainer import Trainer
 from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.distributed import default_pg_timeout
@@ -63,6 +66,7 @@ def test_lightning_ddp():
 def test_lightning_strategies():
     assert callable(DDPStrategy._configure_launcher)
     assert callable(_SubprocessScriptLauncher._check_can_spawn_children)
+    assert callable(_MultiProcessingLauncher._wrapping_function)
     assert callable(_set_num_threads_if_needed)
     strategy = DDPStrategy(process_group_backend="gloo", start_method="spawn")
     assert (strategy._layer_sync, strategy._start_method) == (None, "spawn")
@@ -156,6 +160,7 @@ def test_the_list_is_complete():
         "_configure_launcher",
         "_compiled_call_impl",
         "_asdict",
+        "_wrapping_function",
         "_timeout",
     }
     for file in PACKAGE.rglob("*.py"):

@@ -90,7 +90,8 @@ class BadPictures(Callback):
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
         """Name what is new on rank 0, which waits for no other now."""
-        if trainer.is_global_zero:
+        has_data = trainer.datamodule is not None  # type: ignore[attr-defined]
+        if trainer.is_global_zero and has_data:  # ranks may not even have started
             self._name(self._new_rows(trainer))
 
     def _name_new(self, trainer: Trainer) -> None:

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,7 +16,11 @@ from typing import Any
 import psutil
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
 from lightning.pytorch import Trainer
-from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
+from lightning.pytorch.strategies.launchers import (
+    _MultiProcessingLauncher,
+    _SubprocessScriptLauncher,
+)
+from torch.multiprocessing.spawn import ProcessRaisedException
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.training.stop_request import say
@@ -107,6 +112,48 @@ class RankLauncher(_SubprocessScriptLauncher):
         for proc in self.procs:
             proc.kill()
         _end_this_process()
+
+
+class SpawnLauncher(_MultiProcessingLauncher):
+    """Lets Python start the ranks, and says as one sentence what ended one of them.
+
+    Args:
+        strategy: Lightning's argument.
+        start_method: Lightning's argument.
+        prepare_rank: Called in each rank before its run; a function of a module.
+    """
+
+    def __init__(
+        self, strategy: Any, start_method: Any, prepare_rank: Callable[[], None] | None
+    ) -> None:
+        super().__init__(strategy, start_method)
+        self._prepare_rank = prepare_rank
+
+    def launch(self, *args: Any, **kwargs: Any) -> Any:
+        """Start the ranks and wait for their end.
+
+        Raises:
+            UserError: It was raised in a rank.
+        """
+        try:
+            return super().launch(*args, **kwargs)
+        except ProcessRaisedException as error:
+            if sentence := user_error_in(str(error)):
+                raise UserError(sentence) from error
+            raise
+
+    def _wrapping_function(self, process_idx: int, *args: Any, **kwargs: Any) -> None:
+        """Run in a rank."""
+        os.environ["LOCAL_RANK"] = str(process_idx)
+        if self._prepare_rank is not None:
+            self._prepare_rank()
+        super()._wrapping_function(process_idx, *args, **kwargs)
+
+
+def user_error_in(trace: str) -> str:
+    """Return the sentence of this program's error at the end of a traceback; nothing of another error."""
+    found = re.search(r"^imnet_pl\.[\w.]*Error: (.+)", trace, re.MULTILINE | re.DOTALL)
+    return found[1].strip() if found else ""
 
 
 def _watch_first_rank() -> None:

@@ -34,6 +34,10 @@ class StopRequest:
         self._has_left = threading.Event()
         self._console_handler: Any = None
 
+    def __reduce__(self) -> tuple[type["StopRequest"], tuple[()]]:
+        """Go to spawned ranks as new: signals are a process's own."""
+        return StopRequest, ()
+
     def listen(self) -> None:
         """Take the signals over, if this is the main thread; what the caller ignores (nohup) stays ignored."""
         if threading.current_thread() is not threading.main_thread():

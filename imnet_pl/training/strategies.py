@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy, StrategyRegistry
 from imnet_pl.core.errors import UserError
 from imnet_pl.core.machine import usable_cores
 from imnet_pl.training.data_parallel import DataParallelStrategy
-from imnet_pl.training.launcher import RankLauncher, describe_taken
+from imnet_pl.training.launcher import RankLauncher, SpawnLauncher, describe_taken
 
 log = logging.getLogger(__name__)
 
@@ -21,19 +21,19 @@ BACKEND_VARIABLE = "PL_TORCH_DISTRIBUTED_BACKEND"
 _WITHOUT_GLOO = ((2, 8), (2, 10))  # official Windows wheels of torch, first and last
 
 
-def register_strategies() -> None:
+def register_strategies(prepare_rank: Callable[[], None] | None = None) -> None:
     """Let ``Trainer(strategy=...)`` know ``dp``, and mean this program's strategy by ``ddp`` and its relatives.
 
     ``auto`` on several devices is ``ddp``.
+
+    Args:
+        prepare_rank: A function of a module that ranks which Python spawns call first.
     """
     for name, entry in list(StrategyRegistry.items()):
-        if entry["strategy"] is DDPStrategy:
+        if entry["strategy"] in (DDPStrategy, ExactDDPStrategy):
+            options = {**entry["init_params"], "prepare_rank": prepare_rank}
             StrategyRegistry.register(
-                name,
-                ExactDDPStrategy,
-                entry["description"],
-                override=True,
-                **entry["init_params"],
+                name, ExactDDPStrategy, entry["description"], override=True, **options
             )
     StrategyRegistry.register("dp", DataParallelStrategy, override=True)
 
@@ -49,6 +49,7 @@ class ExactDDPStrategy(DDPStrategy):
             by system and device.
         find_unused_parameters: Let parameters have no gradient.
         gradient_as_bucket_view: Keep gradients in the buckets that are sent, not beside them.
+        prepare_rank: A function of a module that ranks which Python spawns call first.
         kwargs: Lightning's DDPStrategy's, and torch's DistributedDataParallel's.
 
     Raises:
@@ -60,6 +61,7 @@ class ExactDDPStrategy(DDPStrategy):
         process_group_backend: str | None = None,
         find_unused_parameters: bool = False,
         gradient_as_bucket_view: bool = True,
+        prepare_rank: Callable[[], None] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -68,6 +70,7 @@ class ExactDDPStrategy(DDPStrategy):
             gradient_as_bucket_view=gradient_as_bucket_view,
             **kwargs,
         )
+        self._prepare_rank = prepare_rank
 
     def _configure_launcher(self) -> None:
         """Check what can be known before the other ranks start."""
@@ -93,7 +96,7 @@ class ExactDDPStrategy(DDPStrategy):
                 self.cluster_environment, self.num_processes, self.num_nodes
             )
         else:
-            super()._configure_launcher()
+            self._launcher = SpawnLauncher(self, self._start_method, self._prepare_rank)
 
     def setup_distributed(self) -> None:
         """Join the other ranks.

@@ -31,6 +31,8 @@ def configure_logging() -> None:
     warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
     # Of damage that it can cope with.
     warnings.filterwarnings("ignore", module="PIL")
+    # A rank without pictures counts none.
+    warnings.filterwarnings("ignore", message=".*was called before the ``update``.*")
     # From torch about a line of Lightning's.
     warnings.filterwarnings("ignore", message=r".*isinstance\(treespec, LeafSpec\).*")
 

@@ -264,7 +264,8 @@ class ImageClassifier(LightningModule):
         classes.update(scores, targets)
         for name, metric in metrics.items():
             assert isinstance(metric, Metric)
-            metric.update(*counted[name])  # also of a rank's empty batch
+            if len(targets):  # a rank whose pictures are over makes empty batches
+                metric.update(*counted[name])
             self.log(
                 f"{split}/{name}",
                 metric,

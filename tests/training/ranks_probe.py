@@ -2,8 +2,8 @@
 
 ``python ranks_probe.py JOB.json``, where a job is ``{"ranks": 2, "commands": [[...], ...]}``: every rank runs the commands
 in turn, in the working folder. Its lines go to ``rank0.log`` and so on, under ``== 0``, ``== 1``, ..; the exit status is 1
-if a command fails. More keys: ``network`` is a name from below, ``audit`` notes in ``written.txt`` the files that a
-rank other than the first opens for writing.
+if a command fails. More keys: ``network`` is a name from below, ``audit`` notes in ``written.txt`` which rank opens which
+file of the folder for writing.
 """
 
 import json
@@ -37,7 +37,7 @@ def build_normed(arch, num_classes):
     )
 
 
-def note_files(folder, notes):
+def note_files(folder, notes, rank):
     """Note every file in a folder that this process opens for writing."""
 
     def hook(event, args):
@@ -46,7 +46,7 @@ def note_files(folder, notes):
         path = Path(os.fsdecode(args[0])).absolute()
         is_written = bool(args[2] & WRITING) or set(args[1] or "") & set("wax+")
         if is_written and path.is_relative_to(folder):
-            os.write(notes, f"{path.relative_to(folder)}\n".encode())
+            os.write(notes, f"{rank} {path.relative_to(folder)}\n".encode())
 
     sys.addaudithook(hook)
 
@@ -68,8 +68,8 @@ def run_rank(rank, job, port):
         rank_zero_only.rank = rank
     if name := job.get("network"):
         classifier.build_network = globals()[f"build_{name}"]
-    if rank and job.get("audit"):
-        note_files(Path.cwd(), notes)
+    if job.get("audit"):
+        note_files(Path.cwd(), notes, rank)
     status = 0
     for i, args in enumerate(job["commands"]):
         os.write(log, f"== {i}\n".encode())

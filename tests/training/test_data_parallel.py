@@ -130,7 +130,7 @@ def test_a_compiled_backbone_is_refused(root, in_tmp, monkeypatch, capfd):
         return network
 
     monkeypatch.setattr(classifier, "build_network", build)
-    assert main(fit_args(root, *DP)) == 1
+    assert main(fit_args(root, *DP, "--trainer.max_epochs=1")) == 1
     assert "trainer.strategy=dp can not copy a compiled" in capfd.readouterr().err
     assert is_compiled(torch.compile(nn.Identity()))
     assert not is_compiled(nn.Identity())

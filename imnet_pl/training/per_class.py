@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from imnet_pl.core.errors import UserError
-from imnet_pl.core.files import replace_file
+from imnet_pl.core.files import ESCAPED, replace_file
 from imnet_pl.core.imagenet import human_name
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class PerClassTable(Callback):
         """
         partial = output.with_name(f"{output.name}.part")
         # A name that is no valid Unicode stays readable.
-        encoding = {"encoding": "utf-8", "errors": "backslashreplace", "newline": ""}
+        encoding = {"encoding": "utf-8", "errors": ESCAPED, "newline": ""}
         try:
             with partial.open("w", **encoding) as file:  # type: ignore[call-overload]
                 csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines])

@@ -28,6 +28,13 @@ def _run_check_data(verb: str, args: list[str]) -> int:
     return run_tool(run_check_data, verb, args)
 
 
+def _run_pack(verb: str, args: list[str]) -> int:
+    from imnet_pl.tool_cli import run_tool
+    from imnet_pl.tools.pack import run_pack
+
+    return run_tool(run_pack, verb, args)
+
+
 # verb: (what --help says, what runs it)
 VERBS: dict[str, tuple[str, Callable[[str, list[str]], int]]] = {
     "fit": ("train, and validate after every epoch", _run_trainer),
@@ -42,6 +49,7 @@ VERBS: dict[str, tuple[str, Callable[[str, list[str]], int]]] = {
         _run_check_data,
     ),
     "split": ("divide a set into train and val, as CSV", _run_split),
+    "pack": ("shrink pictures once, into a few tar files that load fast", _run_pack),
 }
 
 

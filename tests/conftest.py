@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from torch import nn
 
+from imnet_pl.cli import main
 from imnet_pl.data.sources import auto
 
 REPO = Path(__file__).parents[1]
@@ -143,6 +144,13 @@ def fit_args(root, *more):
     """Return the arguments of a short run on the CPU; ``more`` overrides them."""
     small = ["--data.image_size=32", "--data.batch_size=8", "--data.num_workers=0"]
     return ["fit", f"--data.root={root}", *small, "--trainer.accelerator=cpu", *more]
+
+
+def pack(root, to, *more):
+    """Pack pictures in this process; returns the folder, or with an exit status that is not 0 fails."""
+    args = [f"--data.root={root}", f"--to={to}", "--num_processes=0", *more]
+    assert main(["pack", *args]) == 0
+    return to
 
 
 def logged(file, name):

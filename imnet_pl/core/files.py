@@ -5,10 +5,11 @@ import logging
 import os
 import re
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -106,6 +107,42 @@ def flush_file(file: Path) -> None:
     """Bring a file that was written onto the disk."""
     with file.open("rb+") as content:
         os.fsync(content.fileno())
+
+
+@contextmanager
+def hold_lock(file: Path) -> Iterator[bool]:
+    """Hold a lock that ends with the process, and tell whether it was free; the file stays.
+
+    Args:
+        file: The lock's own file; it is made where it is absent.
+    """
+    with file.open("ab") as content:
+        try:
+            _lock(content.fileno())
+        except OSError:
+            yield False
+            return
+        yield True
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> None:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> None:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def write_file(file: Path, text: str) -> None:
+    """Write a text file through a temporary neighbour, onto the disk: it is whole as soon as it is there."""
+    partial = file.with_name(f"{file.name}.part")
+    partial.write_text(text, encoding="utf-8")
+    flush_file(partial)
+    replace_file(partial, file)
 
 
 def notes_folder_changes(folder: Path) -> bool:

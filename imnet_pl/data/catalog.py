@@ -3,14 +3,16 @@
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from imnet_pl.core.errors import UserError, require_choice, some_of
 from imnet_pl.data import index_cache
+from imnet_pl.data.decode import MAX_PIXELS, DecodePolicy
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.sources import auto, digits
 from imnet_pl.data.sources.class_list import read_classes
 from imnet_pl.data.sources.layout import LabelFormat
+from imnet_pl.data.sources.notices import say_once
 from imnet_pl.data.splits import (
     SplitBy,
     SplitRule,
@@ -42,6 +44,7 @@ class Catalog:
         group: Regular expression on a picture's relative path that gives its group; default: a table's column group.
         split_seed: Seed of the split.
         allow_group_overlap: Take a given train and val although groups are in both.
+        verify_crc: Compare the checksum of every picture that is read from packed data.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Catalog:
         group: str | None = None,
         split_seed: int = 0,
         allow_group_overlap: bool = False,
+        verify_crc: bool = False,
     ) -> None:
         require_choice("data.source", source, get_args(auto.Source))
         require_choice("data.label_format", label_format, get_args(LabelFormat))
@@ -66,6 +70,7 @@ class Catalog:
         self._given_classes = classes
         self._classes: tuple[str, ...] | None = None
         self.group, self.allow_group_overlap = group, allow_group_overlap
+        self.verify_crc = verify_crc
         rule = SplitRule(
             split_by or "stratified", val_frac, num_folds, fold, group, split_seed
         )
@@ -138,7 +143,7 @@ class Catalog:
         return self._made[split]
 
     def _index_source(self, split: str) -> ImageIndex:
-        return index_cache.index_split(
+        index = index_cache.index_split(
             self.root,
             split,
             self.classes,
@@ -148,6 +153,11 @@ class Catalog:
             classes_given=self._given_classes is not None,
             is_unsplit=self.rule is not None,
         )
+        if index.members is not None and index.members.crc.any():
+            index.members.verify_crc = self.verify_crc
+        elif self.verify_crc:
+            say_once("data.verify_crc=True is ignored: only packed data has checksums.")
+        return index
 
     def split_with(self, rule: SplitRule) -> None:
         """Split train by a rule, in place of the one that was given."""
@@ -186,3 +196,24 @@ class Catalog:
         if self._made:
             write_split(file, self._made, self.group)
         return bool(self._made)
+
+
+class DecodedCatalog(Catalog):
+    """A data set, and how its pictures are decoded.
+
+    Args:
+        alpha_background: RGB colour behind what is transparent in a picture, 0 to 255 each.
+        exif_orientation: Turn pictures as their EXIF says.
+        max_pixels: Larger pictures are not read, but for baseline JPEGs, decoded at 1/2, 1/4 or 1/8.
+        **catalog: Which pictures there are.
+    """
+
+    def __init__(
+        self,
+        alpha_background: tuple[int, int, int] = (255, 255, 255),
+        exif_orientation: bool = False,
+        max_pixels: int = MAX_PIXELS,
+        **catalog: Any,
+    ) -> None:
+        super().__init__(**catalog)
+        self.policy = DecodePolicy(alpha_background, exif_orientation, max_pixels)

@@ -56,6 +56,7 @@ class ImageNetDataModule(LightningDataModule):
         group: Regular expression on a picture's relative path that gives its group; default: a table's column group.
         split_seed: Seed of the split.
         allow_group_overlap: Take a given train and val although groups are in both.
+        verify_crc: Compare the checksum of every picture that is read from packed data.
         num_per_class: Use only so many pictures of each class of train and val, drawn with the seed.
         batch_size: Pictures in a training batch of one device; of all devices with ``strong_scaling``, or under dp.
         eval_batch_size: Pictures in a batch of validation and test; default twice ``batch_size``.
@@ -97,6 +98,7 @@ class ImageNetDataModule(LightningDataModule):
         group: str | None = None,
         split_seed: int = 0,
         allow_group_overlap: bool = False,
+        verify_crc: bool = False,
         num_per_class: int | None = None,
         batch_size: int = 256,
         eval_batch_size: int | None = None,
@@ -137,6 +139,7 @@ class ImageNetDataModule(LightningDataModule):
             group,
             split_seed,
             allow_group_overlap,
+            verify_crc,
         )
         self.predict_input = predict_input
         if self._needs_root:
@@ -151,11 +154,8 @@ class ImageNetDataModule(LightningDataModule):
             round(image_size * 256 / 224) if eval_resize is None else eval_resize
         )
         self.train_scale, self.train_ratio = tuple(train_scale), tuple(train_ratio)
-        self.hflip, self.interpolation, self.reduced_decode = (
-            hflip,
-            interpolation,
-            reduced_decode,
-        )
+        self.hflip, self.interpolation = hflip, interpolation
+        self.reduced_decode = reduced_decode
         background = tuple(alpha_background)
         self.max_pixels = max_pixels
         self.policy = DecodePolicy(background, exif_orientation, max_pixels)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from imnet_pl.data.augment import Transform
 from imnet_pl.data.decode import UnreadableImage
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.keys import Key, mix
-from imnet_pl.data.reading import read_file
+from imnet_pl.data.reading import read_picture
 from imnet_pl.data.shared_memory import is_shared, new_shared
 
 FREE = 0
@@ -221,7 +221,7 @@ class ImageDataset(Dataset[Any]):
         """Write a picture into a row, with the random choices of a key."""
         self.activity.start(position)
         try:
-            transform(read_file(self.index.path(position)), mix(self.seed, *key), out)
+            transform(read_picture(self.index, position), mix(self.seed, *key), out)
         finally:
             self.activity.end()
 

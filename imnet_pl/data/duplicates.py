@@ -61,7 +61,7 @@ def _with_equal_pixels(
 def _pixels_of(inspections: Mapping[str, Inspection], place: Place) -> bytes:
     seen = inspections[place.split]
     try:
-        return pixel_digest(seen.index.path(place.row), seen.policy)
+        return pixel_digest(seen.index, place.row, seen.policy)
     except (UnreadableImage, OSError):  # it has changed since it was inspected
         return bytes(seen.file_digests[place.row])
 

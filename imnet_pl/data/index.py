@@ -13,6 +13,8 @@ from typing import Any, SupportsIndex
 import numpy as np
 from numpy.typing import NDArray
 
+from imnet_pl.data.members import COLUMNS, Members
+
 NO_LABEL = -1
 
 _FACTS = "index.json"
@@ -111,6 +113,7 @@ class ImageIndex:
         classes: Class names in the order of their labels.
         groups: What must not be on both sides of a split, such as a patient; None: not known.
         times: When a picture was taken, names in the order of time; None: not known.
+        members: Where the pictures lie in shards; None: each is a file.
         folder: Where it was opened from; None: it is in memory.
     """
 
@@ -121,6 +124,7 @@ class ImageIndex:
     classes: tuple[str, ...]
     groups: Codes | None = None
     times: Codes | None = None
+    members: Members | None = None
     folder: str | None = None
 
     @classmethod
@@ -132,6 +136,7 @@ class ImageIndex:
         classes: Sequence[str],
         groups: Codes | None = None,
         times: Codes | None = None,
+        members: Members | None = None,
     ) -> "ImageIndex":
         """Build an index from relative posix paths and their labels, in the order given."""
         column = PathColumn()
@@ -145,6 +150,7 @@ class ImageIndex:
             classes=tuple(classes),
             groups=groups,
             times=times,
+            members=members,
         )
 
     def __len__(self) -> int:
@@ -167,6 +173,7 @@ class ImageIndex:
             self.classes,
             groups=self.groups and self.groups.take(rows),
             times=self.times and self.times.take(rows),
+            members=self.members and self.members.take(rows),
         )
 
     def relative_path(self, index: int) -> str:
@@ -177,10 +184,13 @@ class ImageIndex:
         )
 
     def path(self, index: int) -> str:
-        """Return the path of a picture."""
+        """Return the path of a picture; of one in a shard that of the shard, a colon, and its name there."""
         path = self.relative_path(index)
-        # Without building a Path of every picture; one may be absolute.
-        return os.path.join(self._base, path.replace("/", os.sep))  # noqa: PTH118
+        # Not by pathlib, which takes ten times as long; a path may be absolute.
+        if self.members is None:
+            return os.path.join(self._base, path.replace("/", os.sep))  # noqa: PTH118
+        shard = self.members.shards[int(self.members.shard[index])]
+        return f"{os.path.join(self._base, shard)}: {path}"  # noqa: PTH118
 
     @cached_property
     def _base(self) -> str:
@@ -215,8 +225,14 @@ class ImageIndex:
             yield [p + endings[i] for p, i in zip(paths, labels, strict=True)]
 
     def summary(self) -> dict[str, Any]:
-        """Return facts about the data in plain types: number of pictures and fingerprint."""
-        return {"num_samples": len(self), "fingerprint": self.fingerprint}
+        """Return facts about the data in plain types: number of pictures, fingerprint, how they were encoded anew."""
+        facts: dict[str, Any] = {
+            "num_samples": len(self),
+            "fingerprint": self.fingerprint,
+        }
+        if self.members is not None and self.members.packed is not None:
+            facts["packed"] = dict(self.members.packed)
+        return facts
 
     def save(self, folder: Path) -> None:
         """Write the columns as .npy files, and the rest as JSON, into a folder."""
@@ -225,19 +241,32 @@ class ImageIndex:
         columns = {name: column.codes for name, column in known.items()}
         for name in ("path_bytes", "path_ends", "labels"):
             columns[name] = getattr(self, name)
+        if self.members is not None:
+            columns |= self.members.columns()
         for name, array in columns.items():
             np.save(folder / f"{name}.npy", array)
-        facts = {
+        facts: dict[str, Any] = {
             "root": self.root,
             "classes": self.classes,
             "names": {name: column.names for name, column in known.items()},
             "fingerprint": self.fingerprint,
         }
+        if self.members is not None:
+            facts["shards"] = self.members.shards
+            facts["packed"] = self.members.packed
         (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
 
     @classmethod
-    def open(cls, folder: str) -> "ImageIndex":
-        """Return an index that was saved, memory-mapped."""
+    def open(
+        cls, folder: str, root: str | None = None, verify_crc: bool = False
+    ) -> "ImageIndex":
+        """Return an index that was saved, memory-mapped.
+
+        Args:
+            folder: Where it was saved.
+            root: Another folder that the paths are relative to.
+            verify_crc: Compare the CRC of every picture that is read from a shard.
+        """
 
         def column(name: str) -> NDArray[Any]:
             # A slice of a plain array takes a fifth of the time of one of a memmap.
@@ -245,13 +274,19 @@ class ImageIndex:
 
         facts = json.loads((Path(folder) / _FACTS).read_text(encoding="utf-8"))
         codes = {n: Codes(column(n), tuple(t)) for n, t in facts["names"].items()}
+        members = None
+        if shards := facts.get("shards"):
+            places: dict[str, Any] = {name: column(name) for name in COLUMNS}
+            members = Members(tuple(shards), **places, packed=facts["packed"])
+            members.verify_crc = verify_crc
         index = cls(
-            root=facts["root"],
+            root=facts["root"] if root is None else root,
             path_bytes=column("path_bytes"),
             path_ends=column("path_ends"),
             labels=column("labels"),
             classes=tuple(facts["classes"]),
             folder=folder,
+            members=members,
             **codes,
         )
         vars(index)["fingerprint"] = facts["fingerprint"]  # as cached_property does
@@ -260,7 +295,8 @@ class ImageIndex:
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         if self.folder is None:
             return super().__reduce_ex__(protocol)
-        return ImageIndex.open, (self.folder,)
+        verify_crc = self.members is not None and self.members.verify_crc
+        return ImageIndex.open, (self.folder, self.root, verify_crc)
 
 
 def _digest_sorted(rows: Iterable[bytes]) -> str:

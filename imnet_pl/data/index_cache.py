@@ -68,6 +68,8 @@ def index_split(
     with trace.tracing(f"{split} in {str(root)!r}") as seen:
         index = auto.index_split(root, split, classes, **options)
         seen.progress.count = len(index)
+    if index.folder is not None:  # of packed data, kept beside it
+        return index
     index = replace(index, root=os.path.abspath(index.root))  # noqa: PTH100
     if not seen.is_settled():
         return index

@@ -2,13 +2,9 @@
 
 import hashlib
 import io
-import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -16,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from imnet_pl.core.machine import usable_cores
 from imnet_pl.data import headers
 from imnet_pl.data.decode import (
     BUDGET,
@@ -28,10 +23,10 @@ from imnet_pl.data.decode import (
     open_picture,
 )
 from imnet_pl.data.index import ImageIndex
-from imnet_pl.data.reading import read_file
+from imnet_pl.data.process_pool import Job, map_rows
+from imnet_pl.data.reading import read_picture
 from imnet_pl.data.thumbnail import contrast_of, grey_thumbnail, perceptual_hash
 
-_CHUNK = 64  # pictures that a process takes at a time
 _DIGEST_BYTES = 16
 _FORMATS = {
     "JPEG": {".jpg", ".jpeg", ".jpe", ".jfif"},
@@ -69,7 +64,7 @@ class Facts(NamedTuple):
     error: str
 
 
-Inspect = Callable[[str], Facts]
+Inspect = Callable[[ImageIndex, int], Facts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,101 +107,39 @@ def inspect_index(
     Args:
         index: The pictures.
         num_processes: Processes; default: one for each core that this process may use. 0: none but this.
-        inspect: What is done with each path; default ``inspect_file`` by the policy.
+        inspect: What is done with each row; default ``inspect_picture`` by the policy.
         policy: How pictures are decoded.
     """
-    inspect = inspect or partial(inspect_file, policy=policy)
-    num_samples = len(index)
-    columns = _Columns(num_samples)
-    chunks = (
-        range(start, min(start + _CHUNK, num_samples))
-        for start in range(0, num_samples, _CHUNK)
-    )
-    if num_processes is None:
-        num_processes = min(usable_cores(), -(-num_samples // _CHUNK))
+    inspect = inspect or partial(inspect_picture, policy=policy)
+    columns = _Columns(len(index))
+    crashed = _unreadable("the decoder crashed on it")
+    job = Job(_inspect_row, (index, inspect), crashed)
     done = 0
-    for rows, facts in _map_chunks(index, chunks, num_processes, inspect):
+    for rows, facts in map_rows(job, range(len(index)), num_processes):
         columns.fill(rows, facts)
         done += len(rows)
         yield done
     yield columns.finish(index, policy)
 
 
-def _map_chunks(
-    index: ImageIndex, chunks: Iterator[range], num_processes: int, inspect: Inspect
-) -> Iterator[tuple[range, list[Facts]]]:
-    """Yield the facts of chunks as they come; a chunk that ends its process is done picture by picture."""
-    if num_processes < 2:
-        for rows in chunks:
-            yield rows, [inspect(index.path(row)) for row in rows]
-        return
-    fatal: list[range] = []
-    while True:
-        try:
-            yield from _map_in_pool((index, inspect), chunks, num_processes, fatal)
-            return
-        except BrokenProcessPool:
-            lost, fatal = fatal, []
-            for rows in lost:
-                yield rows, [_inspect_alone(inspect, index.path(row)) for row in rows]
-
-
-def _map_in_pool(
-    job: tuple[ImageIndex, Inspect],
-    chunks: Iterator[range],
-    num_processes: int,
-    under_way: list[range],
-) -> Iterator[tuple[range, list[Facts]]]:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_processes, context, _keep, job) as pool:
-        waiting: dict[Future[list[Facts]], range] = {}
-        while True:
-            for rows in islice(chunks, 2 * num_processes - len(waiting)):
-                under_way.append(rows)
-                waiting[pool.submit(_inspect_rows, rows)] = rows
-            if not waiting:
-                return
-            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                facts = future.result()
-                rows = waiting.pop(future)
-                under_way.remove(rows)
-                yield rows, facts
-
-
-_job: tuple[ImageIndex, Inspect] | None = None  # of a worker process
-
-
-def _keep(index: ImageIndex, inspect: Inspect) -> None:
-    global _job
-    _job = index, inspect
-
-
-def _inspect_rows(rows: range) -> list[Facts]:
-    assert _job is not None
-    index, inspect = _job
-    return [inspect(index.path(row)) for row in rows]
-
-
-def _inspect_alone(inspect: Inspect, path: str) -> Facts:
-    """Inspect a picture in a process of its own, which it may end."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        try:
-            return pool.submit(inspect, path).result()
-        except BrokenProcessPool:
-            return _unreadable("the decoder crashed on it")
+def _inspect_row(shared: tuple[ImageIndex, Inspect], row: int) -> Facts:
+    index, inspect = shared
+    return inspect(index, row)
 
 
 def _unreadable(error: str, file_digest: bytes = b"", odd: str = "") -> Facts:
     return Facts(0, 0, file_digest, b"", 0, 0.0, odd, error)
 
 
-def inspect_file(path: str, policy: DecodePolicy = DEFAULT_POLICY) -> Facts:
+def inspect_picture(
+    index: ImageIndex, row: int, policy: DecodePolicy = DEFAULT_POLICY
+) -> Facts:
     """Read and decode one picture."""
+    path = index.relative_path(row)
     try:
-        data = read_file(path)
+        data = read_picture(index, row)
     except OSError as error:
-        return _unreadable(f"it can not be opened ({error.strerror})")
+        return _unreadable(f"it can not be opened ({error.strerror or error})")
     file_digest = _digest(data)
     picture = None
     try:
@@ -234,9 +167,11 @@ def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:_DIGEST_BYTES]
 
 
-def pixel_digest(path: str, policy: DecodePolicy = DEFAULT_POLICY) -> bytes:
+def pixel_digest(
+    index: ImageIndex, row: int, policy: DecodePolicy = DEFAULT_POLICY
+) -> bytes:
     """Return a digest of all pixels of a readable picture."""
-    pixels = decode_rgb(read_file(path), policy)
+    pixels = decode_rgb(read_picture(index, row), policy)
     return _digest(repr(pixels.shape).encode() + pixels.tobytes())
 
 

@@ -2,15 +2,15 @@
 
 import multiprocessing
 import multiprocessing.util
-import os
 import shutil
 import signal
 import sys
-import threading
 import warnings
 
 import torch
 from torch.utils.data import get_worker_info
+
+from imnet_pl.core.child_process import end_with_parent
 
 NO_MAIN_GUARD_STATUS = 79
 NO_MAIN_GUARD = (
@@ -33,7 +33,7 @@ def end_if_script_is_imported() -> None:
 
 def init_worker(worker: int) -> None:
     """Begin as worker process number ``worker``."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent(_remove_sockets)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", module="PIL")  # of damage that it can cope with
     # Ctrl-C is for the main process, which ends the workers.
@@ -53,11 +53,6 @@ def _end_soon(number: int, frame: object) -> None:  # noqa: ARG001
         signal.alarm(_SECONDS_TO_SAVE)
 
 
-def _end_with_parent() -> None:
-    """End this process at once when the one that started it is gone, also while a file hangs."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    # What a process that is killed would remove at its end: the sockets of its workers.
+def _remove_sockets() -> None:
+    """Remove what a process that is killed would remove at its end: the sockets of its workers."""
     shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
-    os._exit(1)

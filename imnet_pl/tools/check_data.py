@@ -22,35 +22,14 @@ from rich.table import Table
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.core.files import ESCAPED
-from imnet_pl.data.catalog import Catalog
-from imnet_pl.data.decode import MAX_PIXELS, DecodePolicy
+from imnet_pl.data.catalog import DecodedCatalog
 from imnet_pl.data.findings import Finding, find_all, find_side_files
 from imnet_pl.data.inspection import Inspection, inspect_index
+from imnet_pl.data.shards import is_shard_set
 
 _SPLITS = ("train", "val", "test")
 _MOST_CLASSES = 20
 _SEVERITIES = ("fix", "look", "note")
-
-
-class DecodedCatalog(Catalog):
-    """A data set, and how its pictures are decoded.
-
-    Args:
-        alpha_background: RGB colour behind what is transparent in a picture, 0 to 255 each.
-        exif_orientation: Turn pictures as their EXIF says.
-        max_pixels: Larger pictures are not read, but for baseline JPEGs, decoded at 1/2, 1/4 or 1/8.
-        **catalog: Which pictures there are.
-    """
-
-    def __init__(
-        self,
-        alpha_background: tuple[int, int, int] = (255, 255, 255),
-        exif_orientation: bool = False,
-        max_pixels: int = MAX_PIXELS,
-        **catalog: Any,
-    ) -> None:
-        super().__init__(**catalog)
-        self.policy = DecodePolicy(alpha_background, exif_orientation, max_pixels)
 
 
 def run_check_data(
@@ -80,7 +59,8 @@ def run_check_data(
     inspections, findings = _inspect(data, num_processes)
     findings += find_all(inspections, data.group, near)
     folder = data.root if data.root.is_dir() else data.root.parent
-    findings += find_side_files(folder)
+    if not is_shard_set(folder):
+        findings += find_side_files(folder)
     _print_splits(console, data, inspections)
     _print_findings(console, findings, most)
     counts = Counter(finding.severity for finding in findings)
@@ -132,7 +112,7 @@ def _inspect(
 
 
 def _print_splits(
-    console: Console, data: Catalog, inspections: Mapping[str, Inspection]
+    console: Console, data: DecodedCatalog, inspections: Mapping[str, Inspection]
 ) -> None:
     console.print(f"{data.root}: {len(data.classes)} classes")
     table = Table(
@@ -209,7 +189,7 @@ def _require_writable(name: str, file: str | None) -> None:
 
 def _write_json(
     file: Path,
-    data: Catalog,
+    data: DecodedCatalog,
     inspections: Mapping[str, Inspection],
     findings: Iterable[Finding],
 ) -> None:

@@ -118,7 +118,7 @@ def test_the_search_for_a_replacement_is_bounded(tmp_path, monkeypatch):
         (tmp_path / "train" / "a" / f"bad{i}.jpg").write_bytes(b"no picture")
     read = []
     monkeypatch.setattr(
-        "imnet_pl.data.dataset.read_file", lambda path: read.append(path) or b"none"
+        "imnet_pl.data.dataset.read_picture", lambda *at: read.append(at) or b"none"
     )
     index = auto.index_split(tmp_path, "train", ["a"])
     with pytest.raises(UserError, match="11 of its 41 were tried"):

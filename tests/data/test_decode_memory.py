@@ -17,7 +17,8 @@ from imnet_pl.data.decode import (
     decode_rgb,
     open_picture,
 )
-from imnet_pl.data.inspection import inspect_file
+from imnet_pl.data.index import ImageIndex
+from imnet_pl.data.inspection import inspect_picture
 
 HEAVY = ("WEBP", "JPEG2000", "TIFF")
 LIMIT_KIB = 2**20
@@ -102,7 +103,8 @@ def test_threads_share_memory_and_not_pixels():
 def test_pillows_own_refusal_is_told_with_the_path(tmp_path, monkeypatch):
     monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 1000)
     (tmp_path / "p.webp").write_bytes(encode("WEBP"))
-    facts = inspect_file(str(tmp_path / "p.webp"))
+    index = ImageIndex.from_rows(tmp_path, ["p.webp"], [0], ["any"])
+    facts = inspect_picture(index, 0)
     assert facts.error.startswith("it is larger than Pillow decodes (Image size (2800")
     assert facts.error.endswith("save it as a baseline JPEG, or smaller")
 
@@ -110,8 +112,9 @@ def test_pillows_own_refusal_is_told_with_the_path(tmp_path, monkeypatch):
 READ = """
 import sys
 from pathlib import Path
-from imnet_pl.data.inspection import inspect_file
-facts = inspect_file(sys.argv[1])
+from imnet_pl.data.index import ImageIndex
+from imnet_pl.data.inspection import inspect_picture
+facts = inspect_picture(ImageIndex.from_rows(sys.argv[1], ["large.bin"], [0], ["any"]), 0)
 lines = Path("/proc/self/status").read_text().splitlines()
 print(facts.height, next(line.split()[1] for line in lines if "VmHWM" in line))
 """
@@ -128,7 +131,7 @@ def test_a_process_stays_below_1_gib(tmp_path, options):
     more = {"WEBP": {"method": 0, "quality": 0}, "PNG": {"compress_level": 1}}
     file.write_bytes(encode(kind, size, mode, **more.get(kind, {})))
     done = subprocess.run(
-        [sys.executable, "-c", READ, file],
+        [sys.executable, "-c", READ, tmp_path],
         cwd=REPO,
         capture_output=True,
         text=True,

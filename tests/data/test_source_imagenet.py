@@ -302,14 +302,19 @@ def test_bad_devkits(pool, tmp_path):
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_packed_data_is_recognised(tmp_path, split):  # B02
-    for name in ("ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"):
+    names = ("ILSVRC2017_CLS-LOC.tar.gz", "ILSVRC2012_devkit_t12.tar.gz")
+    for name in names:
         (tmp_path / name).write_bytes(b"")
     with pytest.raises(UserError, match="packed data") as error:
         index(tmp_path, split, WNIDS)
-    assert "ILSVRC2012_img_train.tar (a tar of each class, which go" in str(error.value)
-    assert "ILSVRC2012_img_val.tar (the pictures of val/" in str(error.value)
-    with pytest.raises(UserError, match=r"packed data: ILSVRC2012_img_val\.tar"):
-        index(tmp_path / "ILSVRC2012_img_val.tar", "val", WNIDS)
+    assert "ILSVRC2017_CLS-LOC.tar.gz (ILSVRC/Data/CLS-LOC/{tr" in str(error.value)
+    assert "ILSVRC2012_devkit_t12.tar.gz (the labels of" in str(error.value)
+    with pytest.raises(UserError, match=r"packed data: ILSVRC2017_CLS-LOC\.tar"):
+        index(tmp_path / names[0], "val", WNIDS)
+    tar = tmp_path / "ILSVRC2012_img_val.tar"
+    tar.write_bytes(b"")
+    with pytest.raises(UserError, match="give the folder that it lies in"):
+        index(tar, "val", WNIDS)
 
 
 def test_classes_that_are_still_packed_are_not_lost(pool, tmp_path):

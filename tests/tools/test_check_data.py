@@ -17,7 +17,7 @@ from imnet_pl.cli import main
 from imnet_pl.data.decode import DecodePolicy
 from imnet_pl.data.duplicates import exact_duplicates, near_duplicates
 from imnet_pl.data.index import ImageIndex
-from imnet_pl.data.inspection import Inspection, inspect_file, inspect_index
+from imnet_pl.data.inspection import Inspection, inspect_index, inspect_picture
 from imnet_pl.data.sources import auto
 
 
@@ -246,8 +246,9 @@ def test_data_that_is_not_there(in_tmp, capsys):
 
 def test_sizes_are_those_of_the_file_and_not_of_a_reduced_picture(tmp_path):
     write_jpeg(tmp_path / "p.jpg", size=(101, 200))
+    index = ImageIndex.from_rows(tmp_path, ["p.jpg"], [0], ["a"])
     policy = DecodePolicy(max_pixels=6000)
-    facts = inspect_file(str(tmp_path / "p.jpg"), policy)
+    facts = inspect_picture(index, 0, policy)
     assert (facts.height, facts.width, facts.error) == (101, 200, "")
     assert facts.odd == "above data.max_pixels, decoded at 1/2 of its size"
 

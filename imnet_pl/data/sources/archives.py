@@ -7,9 +7,8 @@ from imnet_pl.core.errors import UserError, some_of
 from imnet_pl.data.sources import flat, official, scan
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".zip")
+_READ_AS_IT_IS = "ILSVRC2012_img_"
 _WHAT_TO_DO = {
-    "ILSVRC2012_img_train": "a tar of each class, which goes to train/<wnid>/",
-    "ILSVRC2012_img_val": "the pictures of val/, with the devkit unpacked beside it for their labels",
     "ILSVRC2012_devkit_t12": "the labels of a flat val/",
     "ILSVRC2017_CLS-LOC": "ILSVRC/Data/CLS-LOC/{train,val}",
     "ILSVRC2017_devkit": "the labels of a flat val/",
@@ -45,6 +44,10 @@ def require_unpacked(root: Path, split: str, is_there: bool) -> None:
         UserError: It is packed.
     """
     if root.is_file():
+        if root.name.startswith(_READ_AS_IT_IS):
+            raise UserError(
+                f"data.root={str(root)!r} is a tar of ImageNet, which is read as it is; give the folder that it lies in."
+            )
         found = [root] if is_archive(root.name) else []
     else:
         _require_classes_unpacked(official.split_folder(root, split))

@@ -6,6 +6,7 @@ from typing import Literal
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.data.index import ImageIndex
+from imnet_pl.data.shards import is_shard_set
 from imnet_pl.data.sources import (
     archives,
     csv_table,
@@ -16,19 +17,33 @@ from imnet_pl.data.sources import (
     kaggle,
     labels,
     official,
+    official_tars,
     scan,
+    shards,
     trace,
 )
 from imnet_pl.data.sources.layout import LabelFormat, Layout, Options
 from imnet_pl.data.sources.notices import say_once
 
-Source = Literal["auto", "folder", "flat_val", "kaggle", "devkit", "csv", "digits"]
+Source = Literal[
+    "auto",
+    "folder",
+    "flat_val",
+    "kaggle",
+    "devkit",
+    "official_tars",
+    "csv",
+    "shards",
+    "digits",
+]
 LAYOUTS: dict[str, Layout] = {
     "folder": folder,
     "flat_val": flat_val,
     "kaggle": kaggle,
     "devkit": devkit,
+    "official_tars": official_tars,
     "csv": csv_table,
+    "shards": shards,
 }
 _SOURCES: dict[str, Layout] = {**LAYOUTS, "digits": digits}
 
@@ -94,6 +109,8 @@ def detect_layout(root: Path, split: str) -> str:
     """
     require_root(root)
     found = [name for name, layout in LAYOUTS.items() if layout.matches(root, split)]
+    if not found and is_shard_set(root):
+        return "shards"  # which says what it has
     archives.require_unpacked(root, split, is_there=bool(found))
     if len(found) == 1:
         return found[0]

@@ -157,6 +157,16 @@ def _read(file: Path) -> Table:
     return read_table(file, _COLUMNS, ("filename", "label"))
 
 
+def read_labels(file: Path) -> dict[str, str]:
+    """Return what a table says: file name -> label.
+
+    Raises:
+        UserError: It has no such columns.
+    """
+    table = _read(file)
+    return dict(zip(table.columns["filename"], _label_texts(table), strict=True))
+
+
 def _label_texts(table: Table) -> list[str]:
     """Return the label of each row as the name of its class."""
     written = table.require_filled("label")

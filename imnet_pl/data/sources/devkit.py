@@ -48,9 +48,14 @@ def index_split(
     Raises:
         UserError: The split is not there, has no labels, or does not fit the classes.
     """
-    truth = _the_ground_truth(root) if split == "val" else None
-    wnids = None if truth is None else _read_ground_truth(truth)
+    wnids, truth = (read_truth(root) if split == "val" else None) or (None, None)
     return official.index_split(root, split, classes, options, wnids, truth)
+
+
+def read_truth(root: Path) -> tuple[dict[str, str], Path] | None:
+    """Return picture name without suffix -> wnid, and the file; None where there is none."""
+    truth = _the_ground_truth(root)
+    return None if truth is None else (_read_ground_truth(truth), truth)
 
 
 def _the_ground_truth(root: Path) -> Path | None:

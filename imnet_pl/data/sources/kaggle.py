@@ -48,9 +48,14 @@ def index_split(
     Raises:
         UserError: The split is not there, has no labels, or does not fit the classes.
     """
-    truth = official.find_beside(root, official.SOLUTION) if split == "val" else None
-    wnids = None if truth is None else _read_solution(truth)
+    wnids, truth = (read_truth(root) if split == "val" else None) or (None, None)
     return official.index_split(root, split, classes, options, wnids, truth)
+
+
+def read_truth(root: Path) -> tuple[dict[str, str], Path] | None:
+    """Return picture name without suffix -> wnid, and the file; None where there is none."""
+    truth = official.find_beside(root, official.SOLUTION)
+    return None if truth is None else (_read_solution(truth), truth)
 
 
 def _read_mapping(file: Path) -> list[str]:

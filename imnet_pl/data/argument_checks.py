@@ -7,7 +7,9 @@ from typing import Any, get_args
 from imnet_pl.core.errors import UserError, require_choice
 from imnet_pl.core.machine import usable_cores
 from imnet_pl.data.augment import Interpolation
+from imnet_pl.data.block_sampler import SHUFFLE_BLOCK, SHUFFLE_WINDOW
 from imnet_pl.data.dataset import OnBadEvalImage, OnBadImage
+from imnet_pl.data.sampler import Shuffle
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,7 @@ def check_arguments(data: Any) -> None:
         UserError: It names the argument, its value and what is allowed.
     """
     _check_choices_and_bounds(data)
+    _check_shuffle(data)
     if data.eval_resize < data.image_size:
         raise UserError(
             f"data.eval_resize={data.eval_resize} must be at least data.image_size={data.image_size}."
@@ -43,6 +46,7 @@ def _check_choices_and_bounds(data: Any) -> None:
         "interpolation": Interpolation,
         "on_bad_image": OnBadImage,
         "on_bad_eval_image": OnBadEvalImage,
+        "shuffle": Shuffle,
     }
     for name, choice in choices.items():
         require_choice(f"data.{name}", getattr(data, name), get_args(choice))
@@ -53,7 +57,7 @@ def _check_choices_and_bounds(data: Any) -> None:
         "prefetch_factor": 1,
     }
     least |= {"image_size": 2, "num_threads": 1, "num_workers": 0, "stall_sec": 1}
-    least["stall_warn_sec"] = 1
+    least |= {"stall_warn_sec": 1, "shuffle_block": 1, "shuffle_window": 1}
     for name, bound in least.items():
         value = getattr(data, name)
         if value is not None and value < bound:
@@ -108,6 +112,20 @@ def divide_batch_size(batch_size: int, num_devices: int) -> int:
             f"give {nearest}."
         )
     return share
+
+
+def _check_shuffle(data: Any) -> None:
+    given = data.shuffle_block, data.shuffle_window
+    if data.shuffle == "full":
+        if given != (SHUFFLE_BLOCK, SHUFFLE_WINDOW):
+            log.warning(
+                "data.shuffle_block and data.shuffle_window change nothing without --data.shuffle block."
+            )
+    elif data.shuffle_window < data.shuffle_block:
+        raise UserError(
+            f"data.shuffle_window={data.shuffle_window} must be at least data.shuffle_block={data.shuffle_block}: a "
+            "window is made of whole blocks."
+        )
 
 
 def fit_batch_size(

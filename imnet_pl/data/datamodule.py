@@ -15,6 +15,7 @@ from imnet_pl.data.augment import (
     TrainTransform,
     Transform,
 )
+from imnet_pl.data.block_sampler import SHUFFLE_BLOCK, SHUFFLE_WINDOW
 from imnet_pl.data.catalog import Catalog
 from imnet_pl.data.dataset import (
     BadPicture,
@@ -26,7 +27,8 @@ from imnet_pl.data.decode import MAX_PIXELS, DecodePolicy
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.loader import BatchLoader
 from imnet_pl.data.loader_plan import plan_loader
-from imnet_pl.data.sampler import EvalSampler, TrainSampler
+from imnet_pl.data.order import build_train_sampler, order_of, require_same_order
+from imnet_pl.data.sampler import EvalSampler, Shuffle, TrainSampler
 from imnet_pl.data.sources import auto
 from imnet_pl.data.sources.layout import LabelFormat
 from imnet_pl.data.sources.pictures import index_pictures
@@ -74,6 +76,10 @@ class ImageNetDataModule(LightningDataModule):
         on_bad_image: A training picture that can not be read: ``error``, ``replace`` it by another of its class,
             or use a JPEG that ends early as far as it goes (``partial``) and replace all others.
         on_bad_eval_image: One in validation and test: ``error``, or it counts as ``wrong``.
+        shuffle: Order of the training pictures: ``full``, or by ``block`` for disks that seek slowly and for data
+            larger than memory.
+        shuffle_block: Pictures side by side that ``block`` keeps together.
+        shuffle_window: Pictures, of as many blocks as fit, among which it shuffles.
         drop_last: Leave out a last short training batch (other pictures each epoch).
         num_workers: Worker processes of a loader; 0: decode in the training process; default by cores.
         num_threads: Decoding threads in each worker; default by cores.
@@ -115,6 +121,9 @@ class ImageNetDataModule(LightningDataModule):
         max_pixels: int = MAX_PIXELS,
         on_bad_image: OnBadImage = "replace",
         on_bad_eval_image: OnBadEvalImage = "wrong",
+        shuffle: Shuffle = "full",
+        shuffle_block: int = SHUFFLE_BLOCK,
+        shuffle_window: int = SHUFFLE_WINDOW,
         drop_last: bool = True,
         num_workers: int | None = None,
         num_threads: int | None = None,
@@ -162,6 +171,8 @@ class ImageNetDataModule(LightningDataModule):
         self.on_bad_image, self.on_bad_eval_image = on_bad_image, on_bad_eval_image
         # By split and position in its index, of the batches that came so far.
         self.bad_pictures: dict[str, dict[int, BadPicture]] = {}
+        self.shuffle, self.shuffle_block = shuffle, shuffle_block
+        self.shuffle_window = shuffle_window
         self.drop_last, self.prefetch_factor = drop_last, prefetch_factor
         self.num_workers, self.num_threads = num_workers, num_threads
         self.stall_sec, self.stall_warn_sec = stall_sec, stall_warn_sec
@@ -252,15 +263,8 @@ class ImageNetDataModule(LightningDataModule):
             reduced_decode=self.reduced_decode,
             policy=self.policy,
         )
-        sampler = TrainSampler(
-            len(self.indices["train"]), self.seed, *self._rank_and_world()
-        )
-        if self._resume_from is not None:
-            sampler.set_epoch(self._resume_from["epoch"])
-            sampler.start = (
-                self._resume_from["num_samples"] // self._rank_and_world()[1]
-            )
-            self._resume_from = None
+        sampler = build_train_sampler(self, *self._rank_and_world(), self._resume_from)
+        self._resume_from = None
         # A last batch of one picture has no variance for BatchNorm: it is dropped in any case.
         drop_last = self.drop_last or len(sampler) % self.batch_size == 1
         return self._loader(
@@ -342,22 +346,18 @@ class ImageNetDataModule(LightningDataModule):
             "num_samples": position.batches
             * self.batch_size
             * self._rank_and_world()[1],
-            "seed": self.seed,
+            **order_of(self),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Let the next training loader start where a checkpoint stood.
 
         Raises:
-            UserError: Within an epoch the order would not go on: the seed is another one.
+            UserError: Within an epoch the order would not go on: the seed or the shuffling is another one.
         """
         if self.trainer is None or self.trainer.state.fn != "fit":
             return
-        if state_dict["num_samples"] and state_dict["seed"] != self.seed:
-            raise UserError(
-                f"data.seed={self.seed} differs from the checkpoint's {state_dict['seed']}, with which it stands "
-                "within an epoch: the rest of the epoch would be other pictures. Give the same seed."
-            )
+        require_same_order(state_dict, self)
         self._resume_from = dict(state_dict)
 
     def paths(self, indices: Sequence[int], split: str = "val") -> list[str]:

@@ -1,12 +1,20 @@
 """Which picture comes when: seeded, sharded by rank, and able to start anywhere."""
 
 from collections.abc import Iterator
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Sampler
 
 from imnet_pl.data.keys import Key, mix
+
+Shuffle = Literal["full", "block"]
+
+
+def generator_of(seed: int, epoch: int, index: int, repeat: int) -> np.random.Generator:
+    """Return a generator of its own for four numbers, the same on every system."""
+    return np.random.Generator(np.random.PCG64(mix(seed, epoch, index, repeat)))
 
 
 class TrainSampler(Sampler[Key]):
@@ -37,20 +45,18 @@ class TrainSampler(Sampler[Key]):
             self.start = 0
         self.epoch = epoch
 
-    def order(self) -> NDArray[np.int64]:
-        """Return this rank's indices of the whole epoch, int64 [len(self)]."""
-        generator = np.random.Generator(
-            np.random.PCG64(mix(self.seed, self.epoch, 0, 0))
-        )
-        permutation = generator.permutation(self.num_samples)
-        return permutation[self.rank :: self.world_size][: len(self)]
+    def parts(self, epoch: int, start: int) -> Iterator[NDArray[np.int64]]:
+        """Yield this rank's indices of an epoch but its first ``start``, in parts that follow one another."""
+        permutation = generator_of(self.seed, epoch, 0, 0).permutation(self.num_samples)
+        yield permutation[self.rank :: self.world_size][start : len(self)]
 
     def __iter__(self) -> Iterator[Key]:
         """Yield the keys of the epoch, once without its first ``start``."""
         epoch, start = self.epoch, self.start
         self.start = 0
-        for index in self.order()[start:].tolist():
-            yield Key(epoch, index, 0)
+        for part in self.parts(epoch, start):
+            for index in part.tolist():
+                yield Key(epoch, index, 0)
 
     def __len__(self) -> int:
         return self.num_samples // self.world_size

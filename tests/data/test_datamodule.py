@@ -85,11 +85,30 @@ def test_a_rest_of_one_is_dropped_in_any_case_and_said(root, caplog):
         ({"source": "foldr"}, "data.source='foldr'"),
         ({"label_format": "index2"}, "data.label_format='index2'"),
         ({"interpolation": "nearest"}, "data.interpolation='nearest'"),
+        ({"shuffle": "blocks"}, "data.shuffle='blocks'.* Did you mean 'block'"),
+        ({"shuffle_block": 0}, "data.shuffle_block=0"),
+        ({"shuffle": "block", "shuffle_window": 63}, "data.shuffle_window=63"),
     ],
 )
 def test_bad_values_are_named(root, options, named):
     with pytest.raises(UserError, match=named):
         module(root, **options)
+
+
+def test_sizes_of_blocks_without_blocks_are_said_to_change_nothing(root, caplog):
+    with caplog.at_level(logging.WARNING):
+        module(root, shuffle="block", shuffle_block=2)
+    assert not caplog.text
+    with caplog.at_level(logging.WARNING):
+        module(root, shuffle_block=2)
+    assert "change nothing without --data.shuffle block" in caplog.text
+
+
+def test_block_order_without_a_trainer(root):
+    data = fitted(root, batch_size=8, shuffle="block", shuffle_block=2)
+    batches = list(data.train_dataloader())
+    indices = [i for batch in batches for i in batch.indices.tolist()]
+    assert sorted(indices) == list(range(24)) != indices
 
 
 def test_root_is_needed_but_for_the_digits():

@@ -37,7 +37,7 @@ def in_folders(in_tmp, monkeypatch):
 
 
 # 24 pictures in batches of 4: 6 an epoch, 2 a window.
-@pytest.mark.parametrize("stop", [3, 4, 11])
+@pytest.mark.parametrize("stop", [3, 10])
 def test_resume_is_exact(
     root,
     in_tmp,
@@ -70,8 +70,6 @@ def test_resume_is_exact(
     ("before", "after", "named"),
     [
         ([], BLOCK, "data.shuffle=block differs from the checkpoint's full"),
-        (BLOCK, ["--data.shuffle=full"], "data.shuffle=full differs from"),
-        (BLOCK, ["--data.shuffle_block=4"], "data.shuffle_block=4 differs from"),
         (BLOCK, ["--data.shuffle_window=16"], "data.shuffle_window=16 differs from"),
     ],
 )

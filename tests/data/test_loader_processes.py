@@ -28,7 +28,8 @@ def environment():
 RUN = """
 import sys, time
 if __name__ == "__main__":
-    import logging
+    import logging, signal
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell ignores for jobs in the background
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     from imnet_pl.data.datamodule import ImageNetDataModule
     from probe import Hanging
@@ -60,6 +61,24 @@ def names_in_shared_memory(process):
     return {Path(path) for path in paths if not path.endswith("(deleted)")}
 
 
+def ends_with_its_family(main, number):
+    """Send a signal to a process that loads; it, its workers and what they share are soon gone."""
+    for line in main.stderr:
+        if "works on" in line and "still starting" not in line:
+            break
+    process = psutil.Process(main.pid)
+    family = [process, *process.children(recursive=True)]
+    names = set().union(*map(names_in_shared_memory, family))
+    assert len(family) >= 3
+    assert names  # semaphores
+    main.send_signal(number)
+    main.wait(SECONDS_TO_END)
+    _, alive = psutil.wait_procs(family[1:], timeout=SECONDS_TO_END)
+    assert not alive
+    wait_until(lambda: not any(map(Path.exists, names)), SECONDS_TO_END)
+    main.stderr.read()
+
+
 @linux_only
 @pytest.mark.parametrize("mode", ["work", "hang"])
 @pytest.mark.parametrize(
@@ -70,26 +89,18 @@ def test_nothing_is_left_of_a_process_that_ends(root, tmp_path, mode, number):
     script.write_text(RUN)
     own_tmp.mkdir()
     command = [sys.executable, script, root, mode]
+    compiled = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}  # which torch keeps
     main = subprocess.Popen(
         command,
-        env={**environment(), "TMPDIR": str(own_tmp)},
+        env={**environment(), **compiled, "TMPDIR": str(own_tmp)},
         stderr=subprocess.PIPE,
         text=True,
     )
     with main:
-        for line in main.stderr:
-            if "works on" in line and "still starting" not in line:
-                break
-        process = psutil.Process(main.pid)
-        family = [process, *process.children(recursive=True)]
-        names = set().union(*map(names_in_shared_memory, family))
-        assert len(family) >= 3
-        assert names  # semaphores
-        main.send_signal(number)
-        _, alive = psutil.wait_procs(family[1:], timeout=SECONDS_TO_END)
-        assert not alive
-        wait_until(lambda: not any(map(Path.exists, names)), SECONDS_TO_END)
-        main.stderr.read()
+        try:
+            ends_with_its_family(main, number)
+        finally:
+            main.kill()
     assert not list(own_tmp.iterdir())
 
 

@@ -102,7 +102,7 @@ class Catalog:
     def _find_classes(self) -> Sequence[str]:
         if self._given_classes is not None:
             return read_classes(self._given_classes)
-        return auto.train_classes(
+        return index_cache.train_classes(
             self.root, self.source, self.label_format, self.rule is not None
         )
 
@@ -175,7 +175,7 @@ class Catalog:
         rows = split_index(whole, self.rule)
         log.info("split: %s.", describe_split(whole, *rows, self.group))
         for split, part in zip(MADE_SPLITS, rows, strict=True):
-            self._made[split] = whole.take(part)
+            self._made[split] = index_cache.keep_part(whole.take(part), whole)
 
     def require_groups_apart(self, train: ImageIndex, val: ImageIndex) -> None:
         """Raise where a group of pictures, such as a patient, is in train and in val.

@@ -234,21 +234,29 @@ class ImageIndex:
             facts["packed"] = dict(self.members.packed)
         return facts
 
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Return all columns by name, each [N] or, ``path_bytes``, longer."""
+        columns: dict[str, NDArray[Any]] = {
+            name: getattr(self, name) for name in ("path_bytes", "path_ends", "labels")
+        }
+        columns |= {name: column.codes for name, column in self.named_columns().items()}
+        return columns | (self.members.columns() if self.members is not None else {})
+
+    def named_columns(self) -> dict[str, Codes]:
+        """Return groups and times, as far as there are any."""
+        codes = {"groups": self.groups, "times": self.times}
+        return {name: column for name, column in codes.items() if column is not None}
+
     def save(self, folder: Path) -> None:
         """Write the columns as .npy files, and the rest as JSON, into a folder."""
-        codes = {"groups": self.groups, "times": self.times}
-        known = {name: column for name, column in codes.items() if column is not None}
-        columns = {name: column.codes for name, column in known.items()}
-        for name in ("path_bytes", "path_ends", "labels"):
-            columns[name] = getattr(self, name)
-        if self.members is not None:
-            columns |= self.members.columns()
-        for name, array in columns.items():
+        for name, array in self.columns().items():
             np.save(folder / f"{name}.npy", array)
         facts: dict[str, Any] = {
             "root": self.root,
             "classes": self.classes,
-            "names": {name: column.names for name, column in known.items()},
+            "names": {
+                name: column.names for name, column in self.named_columns().items()
+            },
             "fingerprint": self.fingerprint,
         }
         if self.members is not None:

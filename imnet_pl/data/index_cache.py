@@ -1,9 +1,10 @@
-"""The index of a split, kept in the user's cache folder until something that its scan looked at changes.
+"""The index of a split and the classes of a table, kept in the user's cache folder until something they come of changes.
 
 index/<what was asked for>/<what the scan looked at>/
   path_bytes.npy, path_ends.npy, labels.npy, ...   columns of the index, memory-mapped by every process that uses it
   looked_at.npy, looked_at_ends.npy, marks.npy     folders and files with their times of change
   kept.json                                        checksums, and what the scan said
+index/parts/<their content>/                       columns of the parts into which a split was divided
 
 A folder appears whole, and never changes: a process that was given its name can open it at any time. The data's
 own folder is never written to. Nothing is kept where a change would not show: where something changed less than two
@@ -18,11 +19,11 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,11 +42,12 @@ from imnet_pl.data.sources.notices import say_once
 log = logging.getLogger(__name__)
 
 _FORMAT = 1  # of the files here; another one makes all caches anew
-_FACTS = "kept.json"
+_FACTS, _CLASSES = "kept.json", "classes.json"
 _LOOKED_AT = ("looked_at", "looked_at_ends", "marks")
 _BLOCK_BYTES = 1 << 20
 _UNUSED_DAYS = 30
-_Kept = tuple[ImageIndex, list[tuple[int, str]]]  # and what its scan said
+T = TypeVar("T")
+_Kept = tuple[T, list[tuple[int, str]]]  # and what its scan said
 _DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -59,40 +61,106 @@ def index_split(
     Raises:
         UserError: As ``auto.index_split``.
     """
-    place = _place_of(root, split, classes, options)
-    if (kept := _find(place)) is not None:
-        index, notices = kept
-        for level, text in notices:
-            say_once(text, level)
-        return index
+    asked = {
+        **options,
+        "image_root": _absolute(options.get("image_root")),
+        "split": split,
+        "classes": list(classes),
+    }
+    place = _place_of(root, asked)
+    if (kept := _find(place, _open_index)) is not None:
+        return kept
     with trace.tracing(f"{split} in {str(root)!r}") as seen:
         index = auto.index_split(root, split, classes, **options)
         seen.progress.count = len(index)
     if index.folder is not None:  # of packed data, kept beside it
         return index
     index = replace(index, root=os.path.abspath(index.root))  # noqa: PTH100
-    if not seen.is_settled():
+    if not _can_be_kept(root, seen):
         return index
-    if not notes_folder_changes(root):
+    return _keep(place, index, index.save, _open_index, seen)
+
+
+def train_classes(root: Path, *arguments: Any) -> Sequence[str]:
+    """List the classes as ``auto.train_classes`` does with the same arguments, or load what an earlier look found.
+
+    Only those of a table are kept, which has to be read for them.
+
+    Raises:
+        UserError: As ``auto.train_classes``.
+    """
+    if not root.is_file():
+        return auto.train_classes(root, *arguments)
+    place = _place_of(root, {"classes by": arguments})
+    if (kept := _find(place, _read_classes)) is not None:
+        return kept
+    with trace.tracing(f"classes in {str(root)!r}") as seen:
+        classes = auto.train_classes(root, *arguments)
+
+    def write(folder: Path) -> None:
+        text = json.dumps(classes)
+        (folder / _CLASSES).write_text(text, encoding="utf-8")
+
+    if not _can_be_kept(root, seen):
+        return classes
+    return _keep(place, classes, write, _read_classes, seen)
+
+
+def keep_part(part: ImageIndex, whole: ImageIndex) -> ImageIndex:
+    """Return a part of a memory-mapped index memory-mapped too, so that worker processes need no copy of it.
+
+    As it is, where the whole is none or the part can not be written.
+    """
+    if whole.folder is None:
+        return part
+    columns = part.columns()
+    texts = {name: column.names for name, column in part.named_columns().items()}
+    known = json.dumps([_FORMAT, VERSION, part.root, part.classes, texts])
+    name = hashlib.sha256(known.encode())
+    for array in columns.values():
+        name.update(np.ascontiguousarray(array).data)
+    target = cache_dir() / "index" / "parts" / name.hexdigest()[:24]
+    verify_crc = part.members is not None and part.members.verify_crc
+    try:
+        create_dir_atomically(target, part.save)
+        os.utime(target)
+        kept = ImageIndex.open(str(target), part.root, verify_crc)
+        there = kept.columns()
+        if all(np.array_equal(there[name], columns[name]) for name in columns):
+            return kept
+    except _DAMAGE as error:
+        log.info("a part of the index can not be kept in %s (%s).", target, error)
+    shutil.rmtree(target, ignore_errors=True)
+    return part
+
+
+def _can_be_kept(root: Path, seen: trace.Trace) -> bool:
+    if not seen.is_settled():
+        return False
+    is_noted = notes_folder_changes(root)
+    if not is_noted:
         say_once(
             f"{str(root)!r} lies on a file system that does not note when a folder changes: it is scanned at every "
             "start.",
             logging.INFO,
         )
-        return index
-    return _keep(place, index, seen)
+    return is_noted
 
 
-def _place_of(
-    root: Path, split: str, classes: Sequence[str], options: dict[str, Any]
-) -> Path:
+def _open_index(folder: Path) -> ImageIndex:
+    return ImageIndex.open(str(folder))
+
+
+def _read_classes(folder: Path) -> list[str]:
+    classes: list[str] = json.loads((folder / _CLASSES).read_text(encoding="utf-8"))
+    return classes
+
+
+def _place_of(root: Path, asked: dict[str, Any]) -> Path:
     """Return the folder of all versions of what is asked for."""
     key = {
-        **options,
-        "image_root": _absolute(options.get("image_root")),
+        **asked,
         "root": [_absolute(root), os.path.realpath(root)],
-        "split": split,
-        "classes": list(classes),
         "format": [_FORMAT, VERSION],
     }
     text = json.dumps(key, sort_keys=True)
@@ -103,15 +171,21 @@ def _absolute(path: Path | None) -> str | None:
     return None if path is None else os.path.abspath(path)  # noqa: PTH100
 
 
-def _find(place: Path) -> _Kept | None:
-    """Return the version in which nothing has changed, if there is one; a damaged one is removed."""
+def _find(place: Path, read: Callable[[Path], T]) -> T | None:
+    """Return the version in which nothing has changed, if there is one, and say what its scan said.
+
+    A damaged one is removed.
+    """
     with suppress(OSError):
         for folder in sorted(place.iterdir()):
             if folder.name.startswith("."):  # not finished
                 continue
             try:
-                if (kept := _open_current(folder)) is not None:
-                    return kept
+                if (kept := _open_current(folder, read)) is not None:
+                    found, notices = kept
+                    for level, text in notices:
+                        say_once(text, level)
+                    return found
             except _DAMAGE as error:
                 log.warning(
                     "the kept index %s is damaged (%s); it is made anew.", folder, error
@@ -120,8 +194,8 @@ def _find(place: Path) -> _Kept | None:
     return None
 
 
-def _open_current(folder: Path) -> _Kept | None:
-    """Return a version's index, and what its scan said; None if something has changed since.
+def _open_current(folder: Path, read: Callable[[Path], T]) -> _Kept[T] | None:
+    """Return what a version holds, and what its scan said; None if something has changed since.
 
     Raises:
         OSError: A file can not be read.
@@ -141,7 +215,7 @@ def _open_current(folder: Path) -> _Kept | None:
         _require_whole(folder / name, checksum)
     with suppress(OSError):
         os.utime(folder)  # was used now
-    return ImageIndex.open(str(folder)), facts["notices"]
+    return read(folder), facts["notices"]
 
 
 def _require_whole(file: Path, checksum: int) -> None:
@@ -157,8 +231,14 @@ def _checksum(file: Path) -> int:
     return checksum
 
 
-def _keep(place: Path, index: ImageIndex, seen: trace.Trace) -> ImageIndex:
-    """Write an index and return it memory-mapped; as it is, with a notice, where it can not be written."""
+def _keep(
+    place: Path,
+    found: T,
+    write: Callable[[Path], None],
+    read: Callable[[Path], T],
+    seen: trace.Trace,
+) -> T:
+    """Write what was found and return it as it is read; as it is, with a notice, where it can not be written."""
     paths = sorted(seen.marks)
     marks = np.array([seen.marks[path] for path in paths], dtype=np.int64)
     column = PathColumn()
@@ -168,7 +248,7 @@ def _keep(place: Path, index: ImageIndex, seen: trace.Trace) -> ImageIndex:
     version = hashlib.sha256(b"".join(array.tobytes() for array in arrays))
 
     def fill(folder: Path) -> None:
-        index.save(folder)
+        write(folder)
         for name, array in zip(_LOOKED_AT, arrays, strict=True):
             np.save(folder / f"{name}.npy", array)
         files = sorted(folder.iterdir())
@@ -182,15 +262,15 @@ def _keep(place: Path, index: ImageIndex, seen: trace.Trace) -> ImageIndex:
     try:
         create_dir_atomically(target, fill)
         _remove_unused(place.parent)
-        kept = _open_current(target)  # it may be another process's
-        return index if kept is None else kept[0]
+        kept = _open_current(target, read)  # it may be another process's
+        return found if kept is None else kept[0]
     except _DAMAGE as error:
         reason = getattr(error, "strerror", None) or error  # without a name made up
         say_once(
-            f"the index of {index.root!r} can not be kept in {str(place.parent)!r} ({reason}): every process scans "
+            f"the index of the data can not be kept in {str(place.parent)!r} ({reason}): every process scans "
             "the data at every start. Set IMNET_PL_CACHE to a folder that can be written."
         )
-        return index
+        return found
 
 
 def _remove_unused(folder: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +22,7 @@ from imnet_pl.core.errors import UserError
 from imnet_pl.data import index_cache
 from imnet_pl.data.catalog import Catalog
 from imnet_pl.data.datamodule import ImageNetDataModule
-from imnet_pl.data.sources import auto
+from imnet_pl.data.sources import auto, csv_table
 from imnet_pl.training.contract import read_contract
 
 
@@ -109,6 +110,60 @@ def test_another_target_of_a_link_is_seen(old_root, tmp_path):
         link.symlink_to(target)
         assert len(train(link)) == count
         link.unlink()
+
+
+@pytest.fixture
+def old_table(old_root):
+    """A table of the training pictures, which has not changed for an hour."""
+    table = old_root / "data.csv"
+    rows = [f"train/{name}/p{i}.jpg,{name}" for name in CLASSES for i in range(4)]
+    table.write_text("filename,label\n" + "\n".join(rows))
+    settle(old_root)
+    return table
+
+
+def test_a_table_is_read_again_only_when_it_has_changed(old_table, monkeypatch):
+    reads = []
+    read_table = csv_table.read_table
+
+    def count(*args, **options):
+        reads.append(args)
+        return read_table(*args, **options)
+
+    monkeypatch.setattr(csv_table, "read_table", count)
+    assert Catalog(str(old_table)).classes == CLASSES
+    train(old_table)
+    reads.clear()
+    for _ in range(2):
+        catalog = Catalog(str(old_table))
+        assert catalog.classes == CLASSES
+        assert len(catalog.index("train")) == 12
+    assert reads == []
+    text = old_table.read_text()
+    old_table.write_text(text.replace(",n02", ",new"))
+    assert Catalog(str(old_table)).classes == ("n01", "n03", "new")
+    settle(old_table.parent)
+    for _ in range(2):
+        assert Catalog(str(old_table)).classes == ("n01", "n03", "new")
+
+
+def test_a_part_of_an_index_is_mapped_too(old_table):
+    """A worker process gets its name alone."""
+    whole = train(old_table)
+    catalog = Catalog(str(old_table), split_by="stratified", val_frac=0.25)
+    for split, count in (("train", 9), ("val", 3)):
+        part = catalog.index(split)
+        rows = [paths_of(whole).index(path) for path in paths_of(part)]
+        assert_same(part, whole.take(np.array(rows)))
+        assert len(part) == count
+        assert isinstance(part.labels.base, np.memmap)
+        assert len(pickle.dumps(part)) < 500
+        assert_same(pickle.loads(pickle.dumps(part)), part)
+        # A kept one that is damaged is not believed.
+        labels = Path(part.folder) / "labels.npy"
+        labels.write_bytes(labels.read_bytes()[:-8] + bytes([1] * 8))
+    again = Catalog(str(old_table), split_by="stratified", val_frac=0.25).index("val")
+    assert again.labels.tolist() == [0, 1, 2]
 
 
 def test_a_changed_label_file_is_seen(flat_root):

@@ -41,7 +41,7 @@ def add_evaluation_arguments(parser: "LightningArgumentParser") -> None:
     parser.add_argument(
         "--per_class",
         type=str | None,
-        help="CSV file to write: pictures and right ones of each class.",
+        help="CSV file to write: pictures and right ones of each class, and what the others are taken for.",
     )
 
 

@@ -1,4 +1,4 @@
-"""per_class.csv: how many pictures of each class there are, and how many are right."""
+"""per_class.csv: how many pictures of each class there are, how many are right, and what the others are taken for."""
 
 import csv
 import logging
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.core.files import ESCAPED, replace_file
@@ -15,7 +16,7 @@ from imnet_pl.core.imagenet import human_name
 log = logging.getLogger(__name__)
 
 NAME = "per_class.csv"
-COLUMNS = ("class", "name", "right", "num_samples", "top1")
+COLUMNS = ("class", "name", "right", "num_samples", "top1", "taken_for")
 
 
 class PerClassTable(Callback):
@@ -51,10 +52,15 @@ class PerClassTable(Callback):
             output = None if folder is None else Path(folder) / NAME
         if output is None:
             return
-        right, total = counts.compute()  # of all ranks, together
+        right, total, confusions = counts.compute()  # of all ranks, together
         if trainer.is_global_zero:
             classes = trainer.datamodule.classes  # type: ignore[attr-defined]
-            self._save(output, list(rows(classes, right.tolist(), total.tolist())))
+            columns = (
+                right.tolist(),
+                total.tolist(),
+                describe_confusions(classes, confusions),
+            )
+            self._save(output, list(rows(classes, *columns)))
 
     def _save(self, output: Path, lines: list[Sequence[Any]]) -> None:
         """Write the file, whole as soon as it is there.
@@ -77,10 +83,27 @@ class PerClassTable(Callback):
             log.warning("%s can not be written (%s).", output, error)
 
 
+def describe_confusions(classes: Sequence[str], confusions: Tensor) -> list[str]:
+    """Return for each class the others that its pictures are taken for, with numbers, the most frequent first."""
+    described = [""] * len(classes)
+    wrong = confusions.cpu().clone().fill_diagonal_(0)
+    pairs = wrong.nonzero()
+    counts = wrong[pairs[:, 0], pairs[:, 1]]
+    for number in counts.argsort(descending=True, stable=True).tolist():
+        label, guess = pairs[number].tolist()
+        after = "; " if described[label] else ""
+        described[label] += f"{after}{classes[guess]}: {counts[number]}"
+    return described
+
+
 def rows(
-    classes: Sequence[str], right: Sequence[int], total: Sequence[int]
+    classes: Sequence[str],
+    right: Sequence[int],
+    total: Sequence[int],
+    taken_for: Sequence[str],
 ) -> Iterator[Sequence[Any]]:
     """Yield the cells of each class; a class without pictures has no top1."""
-    for name, hits, count in zip(classes, right, total, strict=True):
+    columns = zip(classes, right, total, taken_for, strict=True)
+    for name, hits, count, others in columns:
         top1 = f"{hits / count:.6f}" if count else ""
-        yield name, human_name(name) or "", hits, count, top1
+        yield name, human_name(name) or "", hits, count, top1, others

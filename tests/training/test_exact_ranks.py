@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,18 @@ def test_evaluation_equals_a_hand_count(ranks, trained, tmp_path):
         assert [row["path"] for row in predicted] == sorted(
             file.relative_to(root).as_posix() for file in (root / "val").rglob("*.jpg")
         )
+        wrong = [
+            (r["label"], r["top1_class"])
+            for r in predicted
+            if r["label"] != r["top1_class"]
+        ]
+        taken_for = {
+            (row["class"], other.split(": ")[0]): int(other.split(": ")[1])
+            for row in table
+            for other in row["taken_for"].split("; ")
+            if other
+        }
+        assert taken_for == Counter(wrong)
         hits = sum(row["label"] == row["top1_class"] for row in predicted)
         assert hits == sum(right for right, _ in counts)
 

@@ -54,6 +54,7 @@ DATA_LEVELS = {
     "loader_plan": 5,
     "sampler": 2,
     "block_sampler": 3,
+    "read_ahead": 1,
     "order": 4,
     "sources": 3,
     "splits": 3,

@@ -4,6 +4,7 @@ from typing import Any
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.data.block_sampler import BlockSampler
+from imnet_pl.data.read_ahead import ReadAhead
 from imnet_pl.data.sampler import TrainSampler
 
 
@@ -18,12 +19,14 @@ def build_train_sampler(
         world_size: Number of processes.
         resume_from: State of the data module in a checkpoint; None: from the first epoch on.
     """
-    place = len(data.indices["train"]), data.seed, rank, world_size
-    sampler = (
-        TrainSampler(*place)
-        if data.shuffle == "full"
-        else BlockSampler(*place, data.shuffle_block, data.shuffle_window)
-    )
+    index = data.indices["train"]
+    place = len(index), data.seed, rank, world_size
+    if data.shuffle == "full":
+        sampler = TrainSampler(*place)
+    else:
+        ahead = None if index.members is None else ReadAhead(index)
+        blocks = data.shuffle_block, data.shuffle_window, ahead
+        sampler = BlockSampler(*place, *blocks)
     if resume_from is not None:
         sampler.set_epoch(resume_from["epoch"])
         sampler.start = resume_from["num_samples"] // world_size

@@ -96,12 +96,18 @@ def measure_bare(data: Any, split: str, count: int) -> tuple[float, float]:
     from imnet_pl.core.machine import usable_cores
 
     loader = data.train_dataloader() if split == "train" else data.val_dataloader()
-    paths = [data.indices[split].path(i) for i in range((WARM_UP + count) * BATCH)]
+    total = (WARM_UP + count) * BATCH
     spawn = multiprocessing.get_context("spawn")
     cores, results = usable_cores(), spawn.Queue()
     ready = spawn.Barrier(cores)
     arguments = [
-        (paths[i::cores], loader.dataset.transform, ready, results)
+        (
+            data.indices[split],
+            range(i, total, cores),
+            loader.dataset.transform,
+            ready,
+            results,
+        )
         for i in range(cores)
     ]
     start = time.perf_counter()
@@ -112,14 +118,16 @@ def measure_bare(data: Any, split: str, count: int) -> tuple[float, float]:
     for process in processes:
         process.join()
     began = min(span[0] for span in spans)
-    return began - start, len(paths) / (max(span[1] for span in spans) - began)
+    return began - start, total / (max(span[1] for span in spans) - began)
 
 
-def decode_all(paths: list[str], transform: Any, ready: Any, results: Any) -> None:
+def decode_all(
+    index: Any, rows: range, transform: Any, ready: Any, results: Any
+) -> None:
     """Decode and transform pictures in this process; send when it began and ended."""
     import torch
 
-    from imnet_pl.data.reading import read_file
+    from imnet_pl.data.reading import read_picture
 
     torch.set_num_threads(1)
     size = transform.image_size
@@ -127,8 +135,8 @@ def decode_all(paths: list[str], transform: Any, ready: Any, results: Any) -> No
     ready.wait()
     start = time.perf_counter()
     with torch.inference_mode():
-        for key, path in enumerate(paths):
-            transform(read_file(path), key, out)
+        for row in rows:
+            transform(read_picture(index, row), row, out)
     results.put((start, time.perf_counter()))
 
 

@@ -19,41 +19,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import simplejpeg
 import torch
 from numpy.typing import NDArray
 
 IMAGENET = 1_281_167 + 50_000
 SIZE, RESIZE = 224, 256
-SIDES = (1.0, 1.25, 1.5625, None)  # of the resized short side: 256, 320, 400, as it is
+SIDES = (1.0, 1.25, 1.5625)  # of the resized short side: 256, 320, 400
 QUALITIES = (85, 90, 95)
 
 
-def reencode(content: bytes, short_side: int | None, quality: int) -> bytes:
-    """Return a picture as a JPEG of a shorter short side; one that is small enough is returned as it is.
+def reencode(content: bytes, short_side: int, quality: int) -> bytes:
+    """Return a picture as it is packed; one that is small enough is returned as it is.
 
     Args:
         content: The file.
-        short_side: Length of the short side in px; None: the picture's own, but encoded anew.
+        short_side: Length of the short side in px.
         quality: Of the JPEG, 1 to 100.
     """
-    from imnet_pl.data.augment import resize
-    from imnet_pl.data.decode import decode_rgb
+    from imnet_pl.data.packing import Encoding, encode_picture
 
-    pixels = decode_rgb(content)
-    if short_side is not None:
-        height, width = pixels.shape[:2]
-        scale = short_side / min(height, width)
-        if scale >= 1:
-            return content
-        size = max(1, round(height * scale)), max(1, round(width * scale))
-        smaller = np.empty((*size, 3), np.uint8)
-        resize(pixels, "bilinear", torch.from_numpy(smaller).permute(2, 0, 1))
-        pixels = smaller
-    encoded: bytes = simplejpeg.encode_jpeg(
-        np.ascontiguousarray(pixels), quality, colorsubsampling="420"
-    )
-    return encoded
+    return encode_picture(content, Encoding(short_side, quality))[0]
 
 
 def as_seen(content: bytes) -> NDArray[np.int16]:
@@ -65,9 +50,9 @@ def as_seen(content: bytes) -> NDArray[np.int16]:
     return out.numpy().astype(np.int16)
 
 
-def settings(resized: int) -> list[tuple[int | None, int]]:
+def settings(resized: int) -> list[tuple[int, int]]:
     """Return (short side, quality) of each row, for a short side that evaluation resizes to."""
-    sides = [None if k is None else round(k * resized) for k in SIDES]
+    sides = [round(k * resized) for k in SIDES]
     return [(side, quality) for side in sides for quality in QUALITIES]
 
 
@@ -119,7 +104,7 @@ def measure_accuracy(checkpoint: Path, root: Path) -> dict[str, Any]:
 
 
 def validate(
-    checkpoint: Path, index: Any, setting: tuple[int | None, int] | None
+    checkpoint: Path, index: Any, setting: tuple[int, int] | None
 ) -> tuple[float, int]:
     """Return Top-1 and n on the pictures of an index, packed with a setting or as they are."""
     from imnet_pl.cli import main
@@ -153,19 +138,19 @@ def show(figures: dict[str, Any]) -> None:
         f"{'short side':12}{'quality':>8}{'ImageNet':>11}{'grey levels':>13}{'worst':>8}"
     )
     for row in pictures["rows"]:
-        side = row["short_side"] or "as it is"
+        side = row["short_side"]
         size = f"{row['bytes'] * IMAGENET / 1e9:.0f} GB"
         print(
-            f"{side!s:12}{row['quality']:8d}{size:>11}{row['grey_levels']:13.2f}{row['worst_picture']:8.2f}"
+            f"{side:<12}{row['quality']:8d}{size:>11}{row['grey_levels']:13.2f}{row['worst_picture']:8.2f}"
         )
     if "accuracy" in figures:
         top1, count = figures["accuracy"]["original"]
         print(f"\nTop-1 of the checkpoint on {count} original pictures: {top1:.4f}\n")
         print(f"{'short side':12}{'quality':>8}{'Top-1':>9}{'difference':>12}")
         for row in figures["accuracy"]["rows"]:
-            side = row["short_side"] or "as it is"
+            side = row["short_side"]
             print(
-                f"{side!s:12}{row['quality']:8d}{row['top1']:9.4f}{row['top1'] - top1:+12.4f}"
+                f"{side:<12}{row['quality']:8d}{row['top1']:9.4f}{row['top1'] - top1:+12.4f}"
             )
 
 

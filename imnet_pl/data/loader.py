@@ -224,7 +224,9 @@ class BatchLoader:
         """Return what an error means if it comes from workers that are gone or did not start."""
         if self._pool is None:
             return None
-        if dead := self._pool.dead_workers(wait_sec=1):
+        # One whose connection is gone may write its memory to the disk before it is.
+        wait_sec = 20 if isinstance(error, OSError | EOFError) else 1
+        if dead := self._pool.dead_workers(wait_sec):
             return describe_death(self.dataset, self._pool, dead, self._oom_kills)
         if self._pool.workers:
             return None

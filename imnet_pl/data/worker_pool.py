@@ -88,9 +88,11 @@ class WorkerPool(DataLoader[MadeBatch]):
 
     def dead_workers(self, wait_sec: float = 0) -> list[int]:
         """Return the numbers of the workers that are gone, waiting so long for the first."""
-        sentinels = [worker.sentinel for worker in self.workers]
-        if sentinels:
-            multiprocessing.connection.wait(sentinels, wait_sec)
+        by_sentinel = {worker.sentinel: worker for worker in self.workers}
+        if by_sentinel:
+            for ended in multiprocessing.connection.wait(list(by_sentinel), wait_sec):
+                # Its files are closed, by which this is known, before its status is there.
+                by_sentinel[ended].join(timeout=_SECONDS_TO_END)  # type: ignore[index]
         return [i for i, w in enumerate(self.workers) if w.exitcode is not None]
 
     def end(self, at_once: bool = False) -> None:

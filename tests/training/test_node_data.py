@@ -43,6 +43,6 @@ def test_the_cores_are_shared_by_the_ranks_of_the_node_not_by_all(root, monkeypa
     data = ImageNetDataModule(root=str(root), batch_size=8, num_workers=0)
     data.setup("fit")
     cpu = torch.device("cpu")
-    strategy = SimpleNamespace(root_device=cpu, parallel_devices=[cpu, cpu])
+    strategy = SimpleNamespace(root_device=cpu, num_processes=2)
     data.trainer = SimpleNamespace(strategy=strategy, global_rank=5, world_size=8)
     assert data.train_dataloader().dataset.num_threads == 3

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ import psutil
 log = logging.getLogger(__name__)
 
 # A virus scanner or a syncing folder on Windows holds a new file for a moment.
+_READ_BYTES = 1 << 20
 _RETRY_SECS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0)
 
 
@@ -107,6 +109,15 @@ def flush_file(file: Path) -> None:
     """Bring a file that was written onto the disk."""
     with file.open("rb+") as content:
         os.fsync(content.fileno())
+
+
+def file_crc(file: Path) -> int:
+    """Return the CRC-32 of a file."""
+    crc = 0
+    with file.open("rb") as content:
+        while block := content.read(_READ_BYTES):
+            crc = zlib.crc32(block, crc)
+    return crc
 
 
 @contextmanager

@@ -18,7 +18,6 @@ import logging
 import os
 import shutil
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -31,6 +30,7 @@ from numpy.typing import NDArray
 from imnet_pl.core.files import (
     cache_dir,
     create_dir_atomically,
+    file_crc,
     flush_file,
     notes_folder_changes,
 )
@@ -44,7 +44,6 @@ log = logging.getLogger(__name__)
 _FORMAT = 1  # of the files here; another one makes all caches anew
 _FACTS, _CLASSES = "kept.json", "classes.json"
 _LOOKED_AT = ("looked_at", "looked_at_ends", "marks")
-_BLOCK_BYTES = 1 << 20
 _UNUSED_DAYS = 30
 T = TypeVar("T")
 _Kept = tuple[T, list[tuple[int, str]]]  # and what its scan said
@@ -219,16 +218,8 @@ def _open_current(folder: Path, read: Callable[[Path], T]) -> _Kept[T] | None:
 
 
 def _require_whole(file: Path, checksum: int) -> None:
-    if _checksum(file) != checksum:
+    if file_crc(file) != checksum:
         raise ValueError(f"{file.name} is not as it was written")
-
-
-def _checksum(file: Path) -> int:
-    checksum = 0
-    with file.open("rb") as content:
-        while block := content.read(_BLOCK_BYTES):
-            checksum = zlib.crc32(block, checksum)
-    return checksum
 
 
 def _keep(
@@ -252,7 +243,7 @@ def _keep(
         for name, array in zip(_LOOKED_AT, arrays, strict=True):
             np.save(folder / f"{name}.npy", array)
         files = sorted(folder.iterdir())
-        checksums = {file.name: _checksum(file) for file in files}
+        checksums = {file.name: file_crc(file) for file in files}
         facts = {"checksums": checksums, "notices": seen.notices}
         (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
         for file in (*files, folder / _FACTS):

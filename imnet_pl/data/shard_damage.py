@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from imnet_pl.core.errors import UserError
+from imnet_pl.core.files import file_crc
 from imnet_pl.data import shards
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.process_pool import Job, map_rows
@@ -73,7 +74,7 @@ def _of_index(root: Path, split: str, facts: dict[str, Any]) -> Iterator[str]:
         file = folder / name
         if not file.is_file():
             yield f"{file.relative_to(root).as_posix()} is missing"
-        elif shards.file_crc(file) != crc:
+        elif file_crc(file) != crc:
             yield f"{file.relative_to(root).as_posix()} has other bytes than were written"
 
 
@@ -83,7 +84,7 @@ def _check_shard(shared: tuple[Path, list[_Shard], bool], row: int) -> list[str]
     shard = listed[row]
     file = root / shard.name
     try:
-        if shards.file_crc(file) == shard.crc:
+        if file_crc(file) == shard.crc:
             return []
     except OSError as error:
         return [f"{shard.name} can not be read ({error.strerror or error})"]

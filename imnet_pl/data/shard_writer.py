@@ -16,7 +16,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from imnet_pl.core.errors import UserError
-from imnet_pl.core.files import create_dir_atomically, flush_file, replace_file
+from imnet_pl.core.files import (
+    create_dir_atomically,
+    file_crc,
+    flush_file,
+    replace_file,
+)
 from imnet_pl.data import shards
 from imnet_pl.data.index import ImageIndex, PathColumn
 from imnet_pl.data.members import COLUMNS, Members
@@ -186,9 +191,7 @@ class ShardWriter:
                     strict=True,
                 )
             ],
-            "index": {
-                file.name: shards.file_crc(file) for file in sorted(folder.iterdir())
-            },
+            "index": {file.name: file_crc(file) for file in sorted(folder.iterdir())},
         }
 
     def _build_index(

@@ -8,7 +8,6 @@ OUT/
 
 import json
 import tarfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ FACTS = "pack.json"
 UNFINISHED = ".packing"  # folder of what a restart needs
 BLOCK = tarfile.BLOCKSIZE
 _ENCODING, _ERRORS = "utf-8", "surrogateescape"
-_READ_BYTES = 1 << 20
 _HEADERS_CHECKED = 4  # of each shard
 
 
@@ -48,15 +46,6 @@ def end_of_archive(length: int) -> bytes:
     """Return what stands after the last member of a tar file of so many bytes."""
     end = bytes(2 * BLOCK)
     return end + padding(length + len(end), tarfile.RECORDSIZE)
-
-
-def file_crc(file: Path) -> int:
-    """Return the CRC-32 of a file."""
-    crc = 0
-    with file.open("rb") as content:
-        while block := content.read(_READ_BYTES):
-            crc = zlib.crc32(block, crc)
-    return crc
 
 
 def index_folder(root: Path, split: str) -> Path:

@@ -74,18 +74,14 @@ def run_pack(
     _check_arguments(short_side, quality, shard_gb)
     target = Path(to).expanduser().absolute()
     _require_apart("to", target, data.root)
-    plan = PackPlan(
-        target,
-        made_from={"root": str(data.root.absolute()), "source": data.source},
-        encoding=Encoding(
-            None if keep_originals else short_side,
-            quality,
-            interpolation,
-            replace(data.policy, exif_orientation=False),
-        ),
-        val=val,
-        shard_bytes=round(shard_gb * 1e9),
+    encoding = Encoding(
+        None if keep_originals else short_side,
+        quality,
+        interpolation,
+        replace(data.policy, exif_orientation=False),
     )
+    made_from = {"root": str(data.root.absolute()), "source": data.source}
+    plan = PackPlan(target, made_from, encoding, val, round(shard_gb * 1e9))
     indices = _indices(data)
     _show(indices, pack_set(plan, indices, num_processes))
     _report(console, target)

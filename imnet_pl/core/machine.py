@@ -9,7 +9,9 @@ import psutil
 
 from imnet_pl.core.cgroup import Cgroups
 
-CORES_PER_WORKER = 8
+# Threads of one process wait for each other at the interpreter's lock, processes take memory and time to start.
+CORES_PER_WORKER = 4
+LEAST_WORKERS = 2
 _SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -95,19 +97,32 @@ def _free_commit() -> int | None:
     return int(status.ullAvailPageFile)
 
 
-def loader_defaults(cores: int, ranks_on_node: int = 1) -> tuple[int, int]:
-    """Return (worker processes, threads in each) for a loader on ``cores`` shared by the node's ranks."""
+def loader_defaults(
+    cores: int, ranks_on_node: int = 1, num_batches: int | None = None
+) -> tuple[int, int]:
+    """Return (worker processes, threads in each) for a loader on ``cores`` shared by the node's ranks.
+
+    Args:
+        cores: Those of all ranks.
+        ranks_on_node: How many share them.
+        num_batches: No more workers than batches; None: there are many.
+    """
     share = max(1, cores // max(1, ranks_on_node))
-    workers = max(1, share // CORES_PER_WORKER)
-    return workers, max(1, share // workers)
+    workers = max(share // CORES_PER_WORKER, min(share, LEAST_WORKERS))
+    if num_batches is not None:
+        workers = max(1, min(workers, num_batches))
+    return workers, -(-share // workers)
 
 
 def workers_and_threads(
-    num_workers: int | None, num_threads: int | None, ranks_on_node: int
+    num_workers: int | None,
+    num_threads: int | None,
+    ranks_on_node: int,
+    num_batches: int | None = None,
 ) -> tuple[int, int]:
     """Return what the user asked for; the rest by the cores that this process may use."""
     cores = usable_cores()
-    workers, threads = loader_defaults(cores, ranks_on_node)
+    workers, threads = loader_defaults(cores, ranks_on_node, num_batches)
     if num_workers is not None:
         workers = num_workers
         threads = max(1, cores // ranks_on_node // max(1, workers))

@@ -94,7 +94,11 @@ def plan_loader(data: Any, split: str, batch_size: int) -> LoaderPlan:
     """
     ranks = ranks_on_node(data.trainer)
     sharing = _ranks_on_cores(ranks)
-    workers, threads = workers_and_threads(data.num_workers, data.num_threads, sharing)
+    world_size = getattr(data.trainer, "world_size", 1)
+    num_batches = -(-len(data.indices[split]) // (batch_size * world_size))
+    workers, threads = workers_and_threads(
+        data.num_workers, data.num_threads, sharing, num_batches
+    )
     cores = max(1, usable_cores() // sharing)
     if data.num_workers and data.num_workers > cores:
         log.warning(
@@ -116,6 +120,7 @@ def plan_loader(data: Any, split: str, batch_size: int) -> LoaderPlan:
         wanted,
         int(_USABLE_PART * part * free_memory()),
         None if shared is None else int(_USABLE_PART * part * shared),
+        num_threads=workers * threads if data.num_threads is None else 0,
     )
     log.info("loader of %s: %s.", split, plan)
     return plan
@@ -140,7 +145,9 @@ def _part_of_memory(data: Any, batch_size: int) -> float:
     return float(batch_size / (data.batch_size + data.eval_batch_size))
 
 
-def fit_memory(wanted: LoaderPlan, memory: int, shared: int | None) -> LoaderPlan:
+def fit_memory(
+    wanted: LoaderPlan, memory: int, shared: int | None, num_threads: int = 0
+) -> LoaderPlan:
     """Return a plan that fits, and say so where it is not the one wanted.
 
     First fewer batches lie ready, then fewer are shared, then there are fewer workers. Too little shared memory
@@ -150,12 +157,14 @@ def fit_memory(wanted: LoaderPlan, memory: int, shared: int | None) -> LoaderPla
         wanted: What the arguments and the cores ask for.
         memory: Bytes that the loader may take.
         shared: Bytes of them that may be shared; None where only ``memory`` bounds it.
+        num_threads: Of all workers, however few there are; 0: each keeps as many as it has.
     """
     if not wanted.num_workers:
         return wanted
     plan = _fit_shared(wanted, memory if shared is None else shared)
     while plan.memory_bytes > memory and (less := _smaller(plan)) is not None:
-        plan = less
+        threads = max(less.num_threads, num_threads // less.num_workers)
+        plan = less._replace(num_threads=threads)
     if plan != wanted:
         _say_smaller(wanted, plan, memory, shared)
     return plan
@@ -195,7 +204,7 @@ def _say_smaller(
     if wanted.memory_bytes > memory:
         bounds.append(f"{memory // _MIB:,} MiB of the memory that is free")
     result = (
-        f"{plan.num_workers} workers, data.prefetch_factor={plan.prefetch_factor}, {plan.num_slots} shared batches "
+        f"{plan.num_workers} workers of {plan.num_threads} threads, data.prefetch_factor={plan.prefetch_factor}, {plan.num_slots} shared batches "
         f"each ({plan.memory_bytes / _MIB:,.0f} MiB, {plan.shared_bytes / _MIB:,.0f} of them shared)"
     )
     if plan.num_slots < _LEAST_SLOTS:

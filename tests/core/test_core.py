@@ -45,15 +45,18 @@ def test_a_folder_that_another_process_made_stays(tmp_path):
     ("cores", "ranks", "expected"),
     [
         (1, 1, (1, 1)),
-        (2, 1, (1, 2)),
-        (8, 1, (1, 8)),
-        (16, 1, (2, 8)),
-        (16, 2, (1, 8)),
+        (2, 1, (2, 1)),
+        (3, 1, (2, 2)),
+        (8, 1, (2, 4)),
+        (16, 1, (4, 4)),
+        (16, 2, (2, 4)),
+        (2, 2, (1, 1)),
         (2, 4, (1, 1)),
     ],
 )
 def test_loader_defaults(cores, ranks, expected):  # S16
     assert loader_defaults(cores, ranks) == expected
+    assert loader_defaults(cores, ranks, num_batches=1) == (1, max(1, cores // ranks))
     assert usable_cores() >= 1
 
 

@@ -58,13 +58,22 @@ def plan_of(module, split="train"):
 
 
 @pytest.mark.parametrize(
-    ("cores", "expected"), [(1, (1, 1)), (2, (1, 2)), (8, (1, 8)), (48, (6, 8))]
+    ("cores", "expected"), [(1, (1, 1)), (2, (2, 1)), (8, (2, 4)), (48, (12, 4))]
 )
 def test_processes_and_threads_come_from_the_cores(data, machine, cores, expected):
     machine(cores=cores)
-    plan = plan_of(data())
+    plan = plan_of(data(batch_size=2))
     assert (plan.num_workers, plan.num_threads) == expected
     assert plan.num_slots == plan.prefetch_factor + 3
+
+
+def test_there_are_no_more_workers_than_batches(data, machine):
+    machine(cores=48)
+    module = data(batch_size=8)  # 24 pictures
+    assert plan_of(module)[:2] == (3, 16)
+    module.trainer = SimpleNamespace(strategy=None, world_size=2)
+    assert plan_of(module)[:2] == (2, 24)
+    assert plan_of(data(batch_size=8, num_workers=5)).num_workers == 5
 
 
 def test_an_argument_overrides_the_cores(data):
@@ -95,11 +104,11 @@ def test_ranks_on_the_node_are_the_strategy_s_processes(strategy, expected):
 
 
 def test_ranks_of_a_node_share_cores_and_memory(data, machine, caplog):
-    machine(cores=32, memory=10 * GIB)
+    machine(cores=32, memory=20 * GIB)
     module = data(prefetch_factor=1)
     module.trainer = SimpleNamespace(strategy=SimpleNamespace(num_processes=4))
     plan = plan_of(module)
-    assert (plan.num_workers, plan.num_threads) == (1, 8)
+    assert (plan.num_workers, plan.num_threads) == (2, 4)
     machine(cores=32, memory=2 * GIB)
     caplog.clear()
     plan_of(module)  # 2 GiB * 0.8 / 4 ranks / 3, since val's batches are twice as large
@@ -110,19 +119,19 @@ def test_cores_that_srun_gave_a_rank_are_not_divided(data, machine, monkeypatch)
     machine(cores=4)
     module = data()
     module.trainer = SimpleNamespace(strategy=SimpleNamespace(num_processes=4))
-    assert plan_of(module).num_threads == 1
+    assert plan_of(module)[:2] == (1, 1)
     monkeypatch.setenv("SLURM_PROCID", "3")
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
-    assert plan_of(module).num_threads == 4
+    assert plan_of(module)[:2] == (2, 2)
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "1")  # not bound: these are of all
-    assert plan_of(module).num_threads == 1
+    assert plan_of(module)[:2] == (1, 1)
 
 
 def test_more_workers_than_cores_is_said(data, machine, caplog):
     machine(cores=2)
     assert plan_of(data(num_workers=3)).num_workers == 3
     assert "data.num_workers=3 is more than the 2 cores" in caplog.text
-    assert "; 1 would do" in caplog.text
+    assert "; 2 would do" in caplog.text
     caplog.clear()
     plan_of(data(num_workers=2))
     assert "more than" not in caplog.text
@@ -173,6 +182,15 @@ def test_memory_lowers_prefetch_then_slots_then_workers(caplog, memory, expected
     assert "Lower data.num_workers, then data.prefetch_factor, then" in caplog.text
     assert ("still too much" in caplog.text) == (memory == 10)
     assert "docker" not in caplog.text
+
+
+def test_fewer_workers_have_all_cores(data, machine, caplog):
+    assert fit_memory(WANTED, 400 * MIB, None)[:2] == (1, 2)
+    assert fit_memory(WANTED, 1200 * MIB, None, num_threads=8)[:2] == (3, 2)
+    machine(cores=16, memory=GIB)
+    assert plan_of(data(batch_size=2))[:2] == (1, 16)
+    assert "it gets 1 workers of 16 threads" in caplog.text
+    assert plan_of(data(batch_size=2, num_threads=3))[:2] == (1, 3)
 
 
 @pytest.mark.parametrize(

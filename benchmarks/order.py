@@ -2,8 +2,8 @@
 
 python benchmarks/order.py [--gb 0.6] [--folder DIR] [--json FILE]
 
-Reading: Linux, on a disk (no tmpfs). One file of records as long as packed pictures is mapped into memory and read once in each order. The
-page cache is limited by dropping the least recently used megabytes of the file (``posix_fadvise``).
+Reading: Linux, on a disk (no tmpfs). One file of random bytes as long as packed pictures is read once in each order, as worker
+processes read shards. The page cache is limited by dropping the least recently used megabytes of the file (``posix_fadvise``).
 What is read from the disk is what the kernel counts for this process (``/proc/self/io``).
 
 Randomness: classes in a batch where the folders are in the order of the classes, as ImageNet's are, the correlation of a picture's
@@ -29,56 +29,38 @@ WINDOW = 10  # and a window is one part in so many
 BLOCK = 64
 ENOUGH = 5  # an epoch that has read the file so many times is not read to its end
 CHUNK = 2**20
+SHARD = "shard"
 PAGE = mmap.PAGESIZE
 
 
-class File:
-    """A mapped file of which the page cache holds no more than a limit.
+class PageCache:
+    """Lets the page cache hold no more of a file than a limit.
 
     Args:
         path: The file.
         limit: Bytes that may be in memory.
-        random: Tell the kernel to read no more than it is asked for.
     """
 
-    def __init__(self, path: Path, limit: int, random: bool) -> None:
+    def __init__(self, path: Path, limit: int) -> None:
         self.file = path.open("rb")
-        self.size, self.limit, self.random = path.stat().st_size, limit, random
+        self.size, self.limit = path.stat().st_size, limit
+        # Only to ask what is in memory: what is mapped and was looked at would stay there.
         self.map = mmap.mmap(self.file.fileno(), self.size, prot=mmap.PROT_READ)
-        if random:
-            self.map.madvise(mmap.MADV_RANDOM)
         pages = np.frombuffer(self.map, np.uint8)
         self.address = ctypes.c_void_p(pages.ctypes.data)
         del pages
         self.used = np.zeros(-(-self.size // CHUNK))  # when each chunk was last in use
-        self.clock = 0
+        self.clock, self.most = 0, 0
         self._drop(0, self.size)
 
-    def touch(self, start: int, stop: int) -> None:
+    def note_use(self, start: int, stop: int) -> None:
         """Note that bytes are in use now; now and then drop those that were not for long."""
         self.clock += 1
         self.used[start // CHUNK : -(-stop // CHUNK)] = self.clock
         if self.clock % BLOCK == 0:
             self._keep_limit()
 
-    def will_need(self, start: int, stop: int) -> None:
-        """Let the kernel read bytes ahead."""
-        first = start // PAGE * PAGE
-        os.posix_fadvise(
-            self.file.fileno(), first, stop - first, os.POSIX_FADV_WILLNEED
-        )
-        self.used[start // CHUNK : -(-stop // CHUNK)] = self.clock
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Return bytes by way of the map."""
-        if self.random:
-            first = start // PAGE * PAGE
-            self.map.madvise(mmap.MADV_WILLNEED, first, stop - first)
-        content = self.map[start:stop]
-        self.touch(start, stop)
-        return content
-
-    def resident(self) -> NDArray[np.int64]:
+    def _resident(self) -> NDArray[np.int64]:
         """Return how many bytes of each chunk are in memory."""
         pages = np.zeros(-(-self.size // PAGE), np.uint8)
         size, out = ctypes.c_size_t(self.size), ctypes.c_void_p(pages.ctypes.data)
@@ -90,9 +72,10 @@ class File:
         return pages.reshape(-1, per_chunk).sum(axis=1, dtype=np.int64) * PAGE
 
     def _keep_limit(self) -> None:
-        resident = self.resident()
+        resident = self._resident()
         fresh = (resident > 0) & (self.used == 0)  # which nobody asked for
         self.used[fresh] = self.clock
+        self.most = max(self.most, int(resident.sum()))
         too_many = int(resident.sum()) - self.limit
         for chunk in np.argsort(self.used, kind="stable").tolist():
             if too_many <= 0:
@@ -103,31 +86,34 @@ class File:
                 too_many -= int(resident[chunk])
 
     def _drop(self, start: int, stop: int) -> None:
-        # What is mapped stays in the page cache.
-        self.map.madvise(mmap.MADV_DONTNEED, start, stop - start)
         os.posix_fadvise(
             self.file.fileno(), start, stop - start, os.POSIX_FADV_DONTNEED
         )
 
     def close(self) -> None:
-        """Unmap and close."""
+        """Drop all of the file."""
         self._drop(0, self.size)
         self.map.close()
         self.file.close()
 
 
-def write_records(path: Path, size: int) -> NDArray[np.int64]:
-    """Write a file of random bytes, and return where its records begin, and its size: int64 [N + 1]."""
+def write_shard(folder: Path, size: int) -> Any:
+    """Write a file of random bytes, and return the places of pictures in it, one after another."""
+    from imnet_pl.data.members import Members
+
     rng = np.random.default_rng(0)
     count = size // MEAN_BYTES
     lengths = rng.lognormal(0, 0.5, count)
     ends = np.cumsum(lengths * (size / lengths.sum())).astype(np.int64)
-    with path.open("wb") as file:
+    with (folder / SHARD).open("wb") as file:
         for start in range(0, int(ends[-1]), CHUNK):
             file.write(rng.bytes(min(CHUNK, int(ends[-1]) - start)))
         file.flush()
         os.fsync(file.fileno())
-    return np.append(0, ends)
+    starts = np.append(0, ends[:-1])
+    int32 = np.zeros(count, np.int32)
+    places = int32, starts, (ends - starts).astype(np.int32)
+    return Members((SHARD,), *places, int32, int32, int32.astype(np.uint32))
 
 
 def bytes_read() -> int:
@@ -136,81 +122,82 @@ def bytes_read() -> int:
     return next(int(x.split()[1]) for x in lines if x.startswith("read_bytes"))
 
 
+def order_of(members: Any, order: str, read_ahead: Any) -> Any:
+    """Return the sampler of an order."""
+    from imnet_pl.data.block_sampler import BlockSampler
+    from imnet_pl.data.sampler import TrainSampler
+
+    count = len(members.offset)
+    if order == "full":
+        return TrainSampler(count, 0)
+    window = count // WINDOW
+    return BlockSampler(count, 0, block=BLOCK, window=window, read_ahead=read_ahead)
+
+
 def read_epoch(
-    path: Path, ends: NDArray[np.int64], order: str, hint: str
+    folder: Path, members: Any, order: str, is_ahead: bool
 ) -> dict[str, float]:
-    """Read every record once.
+    """Read every picture once as a worker process does.
 
     Args:
-        path: The file.
-        ends: Where records begin and end, int64 [N + 1].
+        folder: Where the file is.
+        members: The pictures in it.
         order: ``block`` or ``full``.
-        hint: What the kernel is told: ``none``; ``record``: the bytes of each record just before it is
-            read, and to read no more; ``window``: besides, the blocks of the next window.
+        is_ahead: The blocks of the next window are read ahead, as in training in block order.
 
     Returns:
         What was read from the disk / needed, the bytes that lie side by side in what is asked for, and the
         most that was in memory / the limit.
     """
-    from imnet_pl.data.block_sampler import BlockSampler
-    from imnet_pl.data.sampler import TrainSampler
+    from imnet_pl.data.read_ahead import byte_ranges, let_read
 
-    count, needed = len(ends) - 1, int(ends[-1])
-    file = File(path, needed // CACHE, random=hint != "none")
-
+    file, needed = folder / SHARD, int(members.length.sum())
+    cache = PageCache(file, needed // CACHE)
     asked: list[tuple[int, int]] = []
 
     def read_ahead(span: range) -> None:
-        asked.append((int(ends[span.start]), int(ends[span.stop])))
-        file.will_need(*asked[-1])
+        for _, start, stop in byte_ranges(members, span):
+            asked.append((start, stop))
+            let_read(file, start, stop)
+            cache.note_use(start, stop)
 
-    ahead = read_ahead if hint == "window" else None
-    sampler = (
-        BlockSampler(count, 0, block=BLOCK, window=count // WINDOW, read_ahead=ahead)
-        if order == "block"
-        else TrainSampler(count, 0)
-    )
-    most, taken, before = 0, 0, bytes_read()
+    taken, before = 0, bytes_read()
+    sampler = order_of(members, order, read_ahead if is_ahead else None)
     for number, key in enumerate(sampler):
-        start, stop = ends[key.position : key.position + 2].tolist()
-        assert len(file.read(start, stop)) == stop - start
-        if hint != "window":
+        start = int(members.offset[key.position])
+        stop = start + len(members.read(str(folder), key.position))
+        cache.note_use(start, stop)
+        if not is_ahead:
             asked.append((start, stop))
         taken += stop - start
-        if number % 512 == 0:
-            most = max(most, int(file.resident().sum()))
-        if number % 64 == 0 and bytes_read() - before > ENOUGH * file.size:
+        if number % BLOCK == 0 and bytes_read() - before > ENOUGH * needed:
             break
     read = bytes_read() - before
-    file.close()
+    cache.close()
     spans = np.array(asked)
     runs = 1 + np.count_nonzero(spans[1:, 0] != spans[:-1, 1])
     return {
         "read_per_needed": read / taken,
         "bytes_in_a_row": taken / runs,
-        "memory_per_limit": most / file.limit,
+        "memory_per_limit": cache.most / cache.limit,
     }
 
 
-CASES = (
-    ("block", "window"),
-    ("block", "record"),
-    ("block", "none"),
-    ("full", "record"),
-    ("full", "none"),
-)
+CASES = (("block", True), ("block", False), ("full", False))
 
 
 def measure_reading(folder: Path | None, size: int) -> list[dict[str, Any]]:
-    """Read a file of ``size`` bytes in each order, with each hint."""
+    """Read a file of ``size`` bytes in each order."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
-        path = Path(temporary) / "records"
-        ends = write_records(path, size)
-        rows = []
-        for order, hint in CASES:
-            figures = read_epoch(path, ends, order, hint)
-            rows.append({"order": order, "hint": hint, **figures})
-        return rows
+        members = write_shard(Path(temporary), size)
+        return [
+            {
+                "order": order,
+                "is_ahead": is_ahead,
+                **read_epoch(Path(temporary), members, order, is_ahead),
+            }
+            for order, is_ahead in CASES
+        ]
 
 
 def imagenet_labels() -> NDArray[np.int64]:
@@ -265,16 +252,18 @@ def show(figures: dict[str, Any]) -> None:
     """Print the figures as tables."""
     if figures["reading"]:
         print(
-            f"{figures['gb']:g} GB in records of {MEAN_BYTES} bytes; the page cache holds 1/{CACHE} of it, a window is "
-            f"1/{WINDOW}, a block {BLOCK} records; read-ahead of the disk {figures['read_ahead_kb']} KB\n"
+            f"{figures['gb']:g} GB in pictures of {MEAN_BYTES} bytes; the page cache holds 1/{CACHE} of it, a window is "
+            f"1/{WINDOW}, a block {BLOCK} pictures\n"
         )
         print(
-            f"{'order':8}{'told to the kernel':20}{'read / needed':>14}{'in a row':>12}"
+            f"{'order':8}{'read ahead':>12}{'read / needed':>15}{'in a row':>12}{'most in memory':>16}"
         )
         for row in figures["reading"]:
+            ahead = "yes" if row["is_ahead"] else "no"
             in_a_row = f"{row['bytes_in_a_row'] / 1e3:.0f} kB"
             print(
-                f"{row['order']:8}{row['hint']:20}{row['read_per_needed']:14.3f}{in_a_row:>12}"
+                f"{row['order']:8}{ahead:>12}{row['read_per_needed']:15.3f}{in_a_row:>12}"
+                f"{row['memory_per_limit']:14.2f} x"
             )
     print(
         "\n1,281,167 pictures of 1,000 classes in the order of the classes, batches of 256"
@@ -292,17 +281,6 @@ def show(figures: dict[str, Any]) -> None:
         )
 
 
-def read_ahead_kb(folder: Path) -> int | None:
-    """Return what the kernel reads around a page of a map that is not in memory, in KB; None: not known."""
-    device = folder.stat().st_dev
-    name = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"
-    for file in ("queue/read_ahead_kb", "../queue/read_ahead_kb"):
-        path = Path(name).resolve() / file
-        if path.is_file():
-            return int(path.read_text(encoding="ascii"))
-    return None
-
-
 def main() -> None:
     """Parse the arguments, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -315,7 +293,6 @@ def main() -> None:
     folder = args.folder or Path(tempfile.gettempdir())
     figures: dict[str, Any] = {"gb": args.gb, "reading": []}
     if args.gb:
-        figures["read_ahead_kb"] = read_ahead_kb(folder)
         figures["reading"] = measure_reading(folder, int(args.gb * 1e9))
     labels = imagenet_labels()
     figures["mix"] = [measure_mix(labels, *order) for order in ORDERS]

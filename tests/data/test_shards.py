@@ -1,6 +1,7 @@
 """Packed data is read as the pictures that it was made from; what is damaged or missing is named."""
 
 import json
+import os
 import pickle
 import shutil
 
@@ -124,6 +125,28 @@ def test_rows_are_taken_with_their_places(packed):
     rows = np.array([20, 3, 3])
     some = pickle.loads(pickle.dumps(index.take(rows)))
     assert contents(some) == [read_picture(index, row) for row in rows.tolist()]
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes none")
+@pytest.mark.parametrize("works", [True, False])
+def test_the_system_is_told_of_a_random_order_once(packed, monkeypatch, works):
+    index, told = opened(packed), []
+    expected = contents(index)
+
+    def advise(*args):
+        told.append(args[1:])
+        if not works:
+            raise OSError(22, "no advice is taken")
+
+    monkeypatch.setattr(members, "_FAR_BYTES", 2000)
+    monkeypatch.setattr(members.os, "posix_fadvise", advise)
+    index = opened(packed)
+    rows = [row for row in range(len(index)) if index.members.shard[row] == 0]
+    assert [read_picture(index, row) for row in rows] == [expected[r] for r in rows]
+    assert told == []
+    for row in (*reversed(rows), *rows):
+        assert read_picture(index, row) == expected[row]
+    assert told == [(0, 0, os.POSIX_FADV_RANDOM)]
 
 
 def test_shards_are_mapped_where_there_is_no_read_at_a_place(packed, monkeypatch):

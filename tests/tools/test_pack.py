@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -242,6 +243,33 @@ def test_a_full_disk_loses_nothing(root, tmp_path, monkeypatch, capsys):
     assert len(list((tmp_path / "packed").glob("*.tar"))) == 2
     pack(root, tmp_path / "packed", "--shard_gb=1e-5")
     assert tree(tmp_path / "packed") == tree(whole)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mounts a small file system")
+def test_a_disk_that_really_is_full(root, tmp_path, monkeypatch, capsys):
+    for i in range(40):
+        write_jpeg(root / f"train/n01/more{i}.jpg", i, size=(200, 200))
+    whole = pack(root, tmp_path / "whole", "--shard_gb=2e-4")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = sum(len(content) for content in tree(whole).values())
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size // 2}", "none", str(disk)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this process may not mount a file system")
+    try:
+        with monkeypatch.context() as patch:
+            free = shutil._ntuple_diskusage(10**9, 0, 10**9)
+            patch.setattr(packer.shutil, "disk_usage", lambda path: free)
+            error = refused(capsys, root, disk / "packed", "--shard_gb=2e-4")
+        assert "the disk is full; finished shards stay. Make room, and run" in error
+        assert not list(disk.rglob("*.part"))
+        assert list(disk.rglob("*.tar"))
+        larger = ["mount", "-o", f"remount,size={4 * size}", str(disk)]
+        subprocess.run(larger, check=True)
+        pack(root, disk / "packed", "--shard_gb=2e-4")
+        assert tree(disk / "packed") == tree(whole)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 def test_room_is_asked_for_before_the_work(root, tmp_path, monkeypatch, capsys):

@@ -4,6 +4,7 @@ import signal
 from itertools import chain
 
 import pytest
+from conftest import pack
 from test_leaving import launch, wait_for_rows
 from test_resume import Stopped, assert_same_run, network, read, stop_at, train  # noqa: F401
 
@@ -95,7 +96,8 @@ def test_another_order_is_refused_within_an_epoch_alone(
 
 
 @pytest.mark.slow
-def test_two_ranks_that_were_stopped_go_on_exactly(root, in_tmp, monkeypatch):
+def test_two_ranks_on_shards_that_were_stopped_go_on_exactly(root, in_tmp, monkeypatch):
+    root = pack(root, in_tmp / "packed", "--keep_originals=true", "--shard_gb=1e-5")
     more = [*BLOCK, "--trainer.max_epochs=2"]
     folders = in_folders(in_tmp, monkeypatch)
     next(folders)

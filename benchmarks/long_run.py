@@ -33,10 +33,11 @@ from PIL import Image
 from imnet_pl.core.machine import num_open_files
 from imnet_pl.data.augment import TrainTransform
 from imnet_pl.data.datamodule import ImageNetDataModule
-from imnet_pl.data.dataset import ImageDataset, Slots
+from imnet_pl.data.dataset import ImageDataset
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.loader import BatchLoader
 from imnet_pl.data.sampler import TrainSampler
+from imnet_pl.data.slots import Slots
 
 MIB = 2**20
 CLASSES = 4

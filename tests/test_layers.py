@@ -43,6 +43,7 @@ DATA_LEVELS = {
     "reading": 1,
     "shards": 1,
     "shared_memory": 0,
+    "slots": 1,
     "stall_watch": 0,
     "worker_process": 0,
     "augment": 1,

@@ -20,9 +20,9 @@ from imnet_pl.data.decode import UnreadableImage
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.keys import Key, mix
 from imnet_pl.data.reading import read_picture
-from imnet_pl.data.shared_memory import is_shared, new_shared
+from imnet_pl.data.shared_memory import is_shared
+from imnet_pl.data.slots import SlotPictures, Slots
 
-FREE = 0
 OnBadImage = Literal["error", "replace", "partial"]
 OnBadEvalImage = Literal["error", "wrong"]
 MAX_REPLACEMENTS = 10
@@ -50,62 +50,18 @@ class BadPicture(NamedTuple):
 
 
 class MadeBatch(NamedTuple):
-    """What a worker sends: one shared tensor, and small arrays that travel inside the message.
+    """What a worker sends: the name of a slot, and small arrays that travel inside the message.
 
-    Where shared memory is full, the pictures travel inside the message too: uint8 [N, S, S, 3].
+    Where no slot is free, the pictures are in a shared tensor, uint8 [N, 3, S, S], and where shared memory is full, they
+    travel inside the message too: uint8 [N, S, S, 3].
     """
 
-    images: Tensor | NDArray[np.uint8] | None
+    images: SlotPictures | Tensor | NDArray[np.uint8] | None
     targets: NDArray[np.int64]
     indices: NDArray[np.int64]
     status: NDArray[np.uint8]
-    slot: tuple[int, int] | None
     error: str | None
     bad: Sequence[BadPicture]
-
-
-class Slots:
-    """Shared memory for batches that each worker uses again and again.
-
-    Args:
-        num_workers: Worker processes.
-        num_slots: Slots of each.
-        capacity: Pictures that a slot holds.
-        image_size: Side of a picture in px.
-    """
-
-    def __init__(
-        self, num_workers: int, num_slots: int, capacity: int, image_size: int
-    ) -> None:
-        self.shape = (capacity, image_size, image_size, 3)
-        # Who uses a slot: FREE, or the generation of the batch in it. A worker takes free ones only, the
-        # main process frees taken ones only, so that no lock is needed.
-        self.owners = new_shared((num_workers, num_slots), torch.int64).fill_(FREE)
-        self._mine: dict[int, Tensor] = {}
-
-    def take(
-        self, worker: int, generation: int
-    ) -> tuple[tuple[int, int] | None, Tensor]:
-        """Return (its name, uint8 [capacity, S, S, 3]) of a free slot, or a fresh tensor without a name.
-
-        Where shared memory is full, the fresh one is ordinary memory.
-        """
-        for slot in range(self.owners.shape[1]):
-            if self.owners[worker, slot] == FREE:
-                if slot not in self._mine:
-                    fresh = self._new()
-                    if not is_shared(fresh):
-                        return None, fresh
-                    self._mine[slot] = fresh
-                self.owners[worker, slot] = generation
-                return (worker, slot), self._mine[slot]
-        return None, self._new()
-
-    def _new(self) -> Tensor:
-        try:
-            return new_shared(self.shape, torch.uint8)
-        except RuntimeError:
-            return torch.empty(self.shape, dtype=torch.uint8)
 
 
 class ImageDataset(Dataset[Any]):
@@ -152,25 +108,23 @@ class ImageDataset(Dataset[Any]):
         status = np.zeros(len(keys), dtype=np.uint8)
         bad: list[BadPicture] = []
         slot, memory = self._memory(request)
-        images = memory[: len(keys)].permute(0, 3, 1, 2)
+        rows = memory[: len(keys)]
+        images = rows.permute(0, 3, 1, 2)
         try:
             for row, used, picture in self._fill(keys, images):
                 indices[row], status[row] = used, picture.status
                 bad.append(picture)
         except UnreadableImage as error:
-            return MadeBatch(None, indices, indices, status, slot, str(error), bad)
-        can_be_sent = get_worker_info() is None or is_shared(memory)
-        return MadeBatch(
-            images if can_be_sent else memory[: len(keys)].numpy(),
-            self.index.labels[indices],
-            indices,
-            status,
-            slot,
-            None,
-            bad,
-        )
+            return MadeBatch(None, indices, indices, status, str(error), bad)
+        sent: SlotPictures | Tensor | NDArray[np.uint8] = images
+        if slot is not None:
+            sent = replace(slot, count=len(keys))
+        elif get_worker_info() is not None and not is_shared(memory):
+            sent = rows.numpy()
+        targets = self.index.labels[indices]
+        return MadeBatch(sent, targets, indices, status, None, bad)
 
-    def _memory(self, request: Request) -> tuple[tuple[int, int] | None, Tensor]:
+    def _memory(self, request: Request) -> tuple[SlotPictures | None, Tensor]:
         """Return the slot's name and memory: uint8 [at least the batch, S, S, 3]."""
         worker = get_worker_info()
         if self.slots is None or worker is None:

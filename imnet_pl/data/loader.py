@@ -14,13 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from imnet_pl.core.cgroup import Cgroups
 from imnet_pl.core.errors import UserError
-from imnet_pl.data.dataset import (
-    FREE,
-    BadPicture,
-    ImageDataset,
-    MadeBatch,
-    Request,
-)
+from imnet_pl.data.dataset import BadPicture, ImageDataset, MadeBatch, Request
 from imnet_pl.data.keys import Key
 from imnet_pl.data.loader_report import (
     describe_death,
@@ -28,6 +22,7 @@ from imnet_pl.data.loader_report import (
     describe_full_shared_memory,
     describe_stall,
 )
+from imnet_pl.data.slots import FREE, SlotPictures, Slots
 from imnet_pl.data.stall_watch import StallWatch
 from imnet_pl.data.worker_pool import Stalled, WorkerPool
 from imnet_pl.data.worker_process import end_if_script_is_imported
@@ -196,6 +191,7 @@ class BatchLoader:
                 yield self._receive(made)
                 del made
             return
+        self._slots.allocate()
         # Receives and drops what an unfinished pass left behind.
         batches = iter(self._pool)
         self._free_left_behind()
@@ -239,26 +235,25 @@ class BatchLoader:
         for bad in made.bad:
             self.bad_pictures.setdefault(bad.position, bad)
         images = made.images
-        if not isinstance(images, Tensor):
+        if isinstance(images, SlotPictures):
+            slot = images.worker, images.slot
+            images = images.tensor()
+            storage = images.untyped_storage()
+            self._in_use[slot] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+        elif not isinstance(images, Tensor):
             images = torch.from_numpy(images).permute(0, 3, 1, 2)
             self._say_shared_memory_is_full()
-        if made.slot is not None:
-            if self.pin_memory:  # what arrives is already a copy
-                worker, slot = made.slot  # which the pinning thread has made a list
-                self._free((worker, slot))
-            else:
-                storage = images.untyped_storage()
-                self._in_use[made.slot] = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
         small = (torch.from_numpy(a) for a in (made.targets, made.indices, made.status))
         return Batch(images, *small)
 
     def _end_workers(self) -> None:
         """End workers of which one does not answer, and give up their slots."""
         assert self._pool is not None
-        assert self.dataset.slots is not None
         self._pool.end(at_once=True)
-        self._in_use.clear()
-        self.dataset.slots.owners.fill_(FREE)
+        self._free_unused()
+        for worker, slot in (self._slots.owners != FREE).nonzero().tolist():
+            if (worker, slot) not in self._in_use:
+                self._slots.free(worker, slot)
         self.dataset.activity.reset()
 
     def _say_shared_memory_is_full(self) -> None:
@@ -284,21 +279,19 @@ class BatchLoader:
             if storage.expired()  # type: ignore[no-untyped-call]
         ]:
             del self._in_use[slot]
-            self._free(slot)
+            self._slots.free(*slot)
 
     def _free_left_behind(self) -> None:
         """Free slots whose batch was never received: an earlier pass ended before it."""
         self._free_unused()
-        slots = self.dataset.slots
-        assert slots is not None
-        earlier = (slots.owners != FREE) & (
-            slots.owners != self.batch_sampler.generation
-        )
+        owners = self._slots.owners
+        earlier = (owners != FREE) & (owners != self.batch_sampler.generation)
         for worker, slot in earlier.nonzero().tolist():
             if (worker, slot) not in self._in_use:
-                self._free((worker, slot))
+                self._slots.free(worker, slot)
 
-    def _free(self, slot: tuple[int, int]) -> None:
-        slots = self.dataset.slots
-        assert slots is not None
-        slots.owners[slot] = FREE
+    @property
+    def _slots(self) -> Slots:
+        """Those of the worker processes."""
+        assert self.dataset.slots is not None
+        return self.dataset.slots

@@ -10,8 +10,8 @@ from imnet_pl.core.machine import (
     usable_cores,
     workers_and_threads,
 )
-from imnet_pl.data.dataset import Slots
 from imnet_pl.data.decode import BUDGET
+from imnet_pl.data.slots import Slots
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from imnet_pl.data.dataset import Slots
+from imnet_pl.data.slots import Slots
 
 
 @dataclass
@@ -58,5 +58,5 @@ class Failing:
 class NothingShared(Slots):
     """Shared memory that is full."""
 
-    def _new(self):
-        return torch.empty(self.shape, dtype=torch.uint8)
+    def _new(self, shape):
+        raise RuntimeError("No space left on device (28)")

@@ -6,6 +6,7 @@ import pickle
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,13 @@ import pytest
 import torch
 from conftest import CLASSES, write_classes, write_jpeg
 from probe import ModuleProbe
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from imnet_pl.data.augment import EvalTransform, TrainTransform
-from imnet_pl.data.dataset import FREE, ImageDataset, Request, Slots
+from imnet_pl.data.dataset import ImageDataset
 from imnet_pl.data.loader import Batch, BatchLoader
 from imnet_pl.data.sampler import EvalSampler, TrainSampler
+from imnet_pl.data.slots import FREE, SlotPictures, Slots
 from imnet_pl.data.sources import auto
 
 REPO = Path(__file__).parents[2]
@@ -42,6 +45,7 @@ def make_loader(
     transform=None,
     drop_last=False,
     on_bad=None,
+    pin_memory=False,
     **options,
 ):
     size = 16
@@ -57,7 +61,7 @@ def make_loader(
     dataset = ImageDataset(index, transform, 5, threads, slots, on_bad)
     sampler = TrainSampler(len(index), seed=5) if train else EvalSampler(len(index))
     return BatchLoader(
-        dataset, sampler, batch_size, drop_last, workers, 2, pin_memory=False, **options
+        dataset, sampler, batch_size, drop_last, workers, 2, pin_memory, **options
     )
 
 
@@ -160,7 +164,8 @@ def slots_of(monkeypatch):
     receive = BatchLoader._receive
 
     def watch(self, made):
-        received.append(made.slot)
+        in_slot = isinstance(made.images, SlotPictures)
+        received.append(made.images.slot if in_slot else None)
         return receive(self, made)
 
     monkeypatch.setattr(BatchLoader, "_receive", watch)
@@ -218,17 +223,37 @@ def test_no_descriptor_and_no_slot_is_lost_over_epochs(spawned):  # S15
     assert [p.num_fds() for p in processes] == before
 
 
-def test_a_pinned_batch_frees_its_own_slot_at_once(index):
-    """torch's pinning thread, which needs a GPU, copies the pictures and turns the slot into a list."""
-    loader = make_loader(index, 2)
-    owners = loader.dataset.slots.owners
-    owners.fill_(1)
-    loader.pin_memory = True
-    keys = [key for key, _ in zip(loader.sampler, range(4), strict=False)]
-    made = loader.dataset.__getitems__(Request(1, keys))._replace(slot=[1, 2])
-    loader._receive(made)
-    owners[1, 2] += 1
-    assert (owners == 1).all()
+def test_a_pinned_batch_frees_its_own_slot_at_once(monkeypatch):
+    """torch's pinning thread, which needs a GPU, asks the pictures for a copy."""
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    slots = Slots(2, 3, 4, 8)
+    slots.allocate()
+    slots.owners.fill_(1)
+    slots.owners[1, 2] = FREE
+    named, memory = slots.take(1, generation=1)
+    assert bool((slots.owners == 1).all())
+    memory.copy_(torch.arange(memory.numel()).view(memory.shape) % 251)
+    pinned = pin_memory([replace(named, count=3)])[0]
+    assert slots.owners.tolist() == [[1, 1, 1], [1, 1, FREE]]
+    assert torch.equal(pinned, memory[:3].permute(0, 3, 1, 2))
+    assert pinned.data_ptr() != memory.data_ptr()
+    assert pinned.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument:UserWarning")
+def test_a_loader_that_pins_gives_the_same_batches(index, expected):
+    """Where there is no GPU, torch does not pin."""
+    loader = make_loader(index, 1, pin_memory=True)
+    assert same(epoch(loader), expected[0])
+    assert all_free(loader)
+
+
+def test_batches_lie_in_memory_that_is_mapped_once(spawned):
+    epoch(spawned)
+    start = spawned.dataset.slots.memory.data_ptr()
+    stop = start + spawned.dataset.slots.memory.nbytes
+    for batch in spawned:
+        assert start <= batch.images.data_ptr() < stop
 
 
 def test_more_batches_are_kept_than_there_are_slots(spawned, expected):
@@ -304,7 +329,8 @@ import sys
 if __name__ == "__main__":
     from pathlib import Path
     from imnet_pl.data.augment import EvalTransform
-    from imnet_pl.data.dataset import ImageDataset, Slots
+    from imnet_pl.data.dataset import ImageDataset
+    from imnet_pl.data.slots import Slots
     from imnet_pl.data.loader import BatchLoader
     from imnet_pl.data.sampler import EvalSampler
     from imnet_pl.data.sources import auto

@@ -7,6 +7,7 @@ import threading
 import time
 
 import pytest
+import torch
 from conftest import CLASSES
 from probe import Failing, Hanging, NothingShared, Slow
 from test_loader import epoch, index, make_loader, same  # noqa: F401
@@ -15,6 +16,7 @@ from imnet_pl.core.cgroup import Cgroups
 from imnet_pl.core.errors import UserError
 from imnet_pl.data import loader_report
 from imnet_pl.data.datamodule import ImageNetDataModule
+from imnet_pl.data.slots import FREE
 from imnet_pl.data.sources import auto
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="Windows has no signals")
@@ -38,13 +40,19 @@ def test_a_worker_that_is_killed_is_named_and_the_next_pass_has_a_new_one(
     loader = make_loader(index, 1, batch_size=4)
     expected = epoch(make_loader(index, 0, batch_size=4))
     batches = iter(loader)
-    next(batches)
+    kept = next(batches).images
+    before = kept.clone()
     (worker,) = loader._pool.workers
     os.kill(worker.pid, number)
     with pytest.raises(UserError, match=rf"worker 0 \(pid {worker.pid}\).*{words}"):
         list(batches)
     if number == signal.SIGKILL:
         assert same(epoch(loader), expected)
+        assert same(epoch(loader), expected)
+    assert torch.equal(kept, before)
+    loader._free_unused()
+    (slot,) = (loader.dataset.slots.owners != FREE).nonzero().tolist()
+    assert kept.data_ptr() == loader.dataset.slots.memory[tuple(slot)].data_ptr()
 
 
 @posix_only

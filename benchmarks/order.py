@@ -156,7 +156,7 @@ def read_epoch(
     asked: list[tuple[int, int]] = []
 
     def read_ahead(span: range) -> None:
-        for _, start, stop in byte_ranges(members, span):
+        for _, start, stop in byte_ranges(members, np.arange(span.start, span.stop)):
             asked.append((start, stop))
             let_read(file, start, stop)
             cache.note_use(start, stop)

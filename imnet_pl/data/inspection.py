@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import PurePosixPath
@@ -234,7 +234,7 @@ class _Columns:
         self.odd: dict[int, str] = {}
         self.errors: dict[int, str] = {}
 
-    def fill(self, rows: range, facts: list[Facts]) -> None:
+    def fill(self, rows: Sequence[int], facts: list[Facts]) -> None:
         for row, fact in zip(rows, facts, strict=True):
             self.sizes[:, row] = fact.height, fact.width
             for i, digest in enumerate((fact.file_digest, fact.thumbnail_digest)):

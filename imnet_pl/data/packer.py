@@ -3,7 +3,7 @@
 import errno
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,10 +25,13 @@ from imnet_pl.data.packing import (
     use_one_thread,
 )
 from imnet_pl.data.process_pool import Job, map_rows
+from imnet_pl.data.sampler import generator_of
 from imnet_pl.data.shard_writer import ShardWriter
 
 Val = Literal["pack", "keep"]
+Order = Literal["mixed", "source"]
 
+_MIXING = 2  # apart from the numbers that orders of training are drawn from
 _LOCK, _PLAN = ".lock", "plan.json"
 _SAMPLE = 200  # pictures from which the size is estimated
 _SPARE = 1.05
@@ -46,6 +49,8 @@ class PackPlan:
         encoding: How pictures are encoded anew.
         val: Whether val and test are packed as train is, or keep their original files.
         shard_bytes: A shard is closed when it has so many.
+        order: How train lies in the shards: ``mixed``, so that pictures side by side are of many classes, or as in the
+            ``source``. Others lie as in the source.
     """
 
     target: Path
@@ -53,12 +58,21 @@ class PackPlan:
     encoding: Encoding
     val: Val
     shard_bytes: int
+    order: Order = "mixed"
 
     def encoding_of(self, split: str) -> Encoding:
         """Return how the pictures of a split are encoded."""
         if split != "train" and self.val == "keep":
             return Encoding(None, policy=self.encoding.policy)
         return self.encoding
+
+    def rows_of(self, job: PackJob) -> Sequence[int]:
+        """Return the rows of a split in the order in which they are packed."""
+        count = len(job.index)
+        if self.order == "source" or job.split != "train":
+            return range(count)
+        mixed: list[int] = generator_of(0, 0, 0, _MIXING).permutation(count).tolist()
+        return mixed
 
     def options(self) -> dict[str, Any]:
         """Return what the bytes of the shards depend on beside the pictures."""
@@ -70,6 +84,7 @@ class PackPlan:
             "max_pixels": policy["max_pixels"],
             "val": self.val,
             "shard_bytes": self.shard_bytes,
+            "order": self.order,
         }
 
 
@@ -186,7 +201,7 @@ def _pack_splits(
     for split, job in jobs.items():
         writer = writers[split]
         try:
-            yield from _pack_split(job, writer, num_processes)
+            yield from _pack_split(job, writer, plan.rows_of(job), num_processes)
             facts[split] = writer.finish(job.index, _packed_facts(job.encoding))
         finally:
             writer.abandon()
@@ -202,20 +217,21 @@ def _packed_facts(encoding: Encoding) -> dict[str, Any] | None:
 
 
 def _pack_split(
-    job: PackJob, writer: ShardWriter, num_processes: int | None
+    job: PackJob, writer: ShardWriter, rows: Sequence[int], num_processes: int | None
 ) -> Iterator[PackStep]:
-    num_samples = len(job.index)
+    place = writer.start
     num_bytes = sum(record.size for record in writer.records)
-    yield PackStep(job.split, writer.start, num_bytes)
+    yield PackStep(job.split, place, num_bytes)
     work = Job(pack_picture, job, CRASHED, use_one_thread)
-    rows = range(writer.start, num_samples)
-    for some, pictures in map_rows(work, rows, num_processes, in_order=True):
+    left = rows[place:]
+    for some, pictures in map_rows(work, left, num_processes, in_order=True):
         for row, picture in zip(some, pictures, strict=True):
             if picture.error and job.split != "train":  # it stays in the count
                 picture = pack_unreadable(job, row, picture.error)
-            writer.add(row, picture)
+            writer.add(place, row, picture)
+            place += 1
             num_bytes += len(picture.header) + len(picture.data)
-        yield PackStep(job.split, some[-1] + 1, num_bytes)
+        yield PackStep(job.split, place, num_bytes)
 
 
 def _require_room(

@@ -3,7 +3,7 @@
 import multiprocessing
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -38,11 +38,11 @@ class Job(Generic[R]):
 
 def map_rows(
     job: Job[R],
-    rows: range,
+    rows: Sequence[int],
     num_processes: int | None = None,
     in_order: bool = False,
     chunk: int = CHUNK,
-) -> Iterator[tuple[range, list[R]]]:
+) -> Iterator[tuple[Sequence[int], list[R]]]:
     """Yield (some rows, their results) until all rows are done.
 
     Args:
@@ -60,7 +60,7 @@ def map_rows(
             yield some, [job.work(job.shared, row) for row in some]
         return
     while True:
-        under_way: list[range] = []
+        under_way: list[Sequence[int]] = []
         try:
             yield from _map_in_pool(job, chunks, num_processes, in_order, under_way)
             return
@@ -72,14 +72,14 @@ def map_rows(
 
 def _map_in_pool(
     job: Job[R],
-    chunks: Iterator[range],
+    chunks: Iterator[Sequence[int]],
     num_processes: int,
     in_order: bool,
-    under_way: list[range],
-) -> Iterator[tuple[range, list[R]]]:
+    under_way: list[Sequence[int]],
+) -> Iterator[tuple[Sequence[int], list[R]]]:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_processes, context, _keep, (job,)) as pool:
-        waiting: dict[Future[list[R]], range] = {}
+        waiting: dict[Future[list[R]], Sequence[int]] = {}
         while True:
             for rows in islice(chunks, _CHUNKS_AHEAD * num_processes - len(waiting)):
                 under_way.append(rows)
@@ -110,7 +110,7 @@ def _keep(job: Job[Any]) -> None:
         job.prepare()
 
 
-def _work_on(rows: range) -> list[Any]:
+def _work_on(rows: Sequence[int]) -> list[Any]:
     assert _job is not None
     return [_job.work(_job.shared, row) for row in rows]
 

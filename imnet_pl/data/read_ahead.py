@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from imnet_pl.data.index import ImageIndex
 from imnet_pl.data.members import Members
@@ -25,12 +26,15 @@ class ReadAhead:
 
     Args:
         index: Its pictures lie in shards.
+        rows: The rows in the order that the ranges are of; None: that of the index.
     """
 
-    def __init__(self, index: ImageIndex) -> None:
+    def __init__(
+        self, index: ImageIndex, rows: NDArray[np.int64] | None = None
+    ) -> None:
         assert index.members is not None
         self._queue: _Queue = queue.SimpleQueue()
-        arguments = self._queue, index.root, index.members
+        arguments = self._queue, index.root, index.members, rows
         threading.Thread(
             target=_work, args=arguments, daemon=True, name="read-ahead"
         ).start()
@@ -41,18 +45,23 @@ class ReadAhead:
         self._queue.put(span)
 
 
-def _work(spans: _Queue, root: str, members: Members) -> None:
+def _work(
+    spans: _Queue, root: str, members: Members, order: NDArray[np.int64] | None
+) -> None:
     while (span := spans.get()) is not None:
-        for shard, start, stop in byte_ranges(members, span):
+        part = slice(span.start, span.stop)
+        rows = np.arange(span.start, span.stop) if order is None else order[part]
+        for shard, start, stop in byte_ranges(members, rows):
             try:
                 let_read(Path(root) / shard, start, stop)
             except OSError:  # who reads the picture says what is wrong
                 continue
 
 
-def byte_ranges(members: Members, span: range) -> Iterator[tuple[str, int, int]]:
-    """Yield (shard, first byte, byte after the last) of the pieces that hold the pictures of some rows."""
-    rows = slice(span.start, span.stop)
+def byte_ranges(
+    members: Members, rows: NDArray[np.int64]
+) -> Iterator[tuple[str, int, int]]:
+    """Yield (shard, first byte, byte after the last) of the pieces that hold the pictures of rows, int64 [N]."""
     shard, start = members.shard[rows], members.offset[rows]
     order = np.lexsort((start, shard))
     shard, start = shard[order], start[order]

@@ -36,7 +36,7 @@ class ShardRecord:
 
     Args:
         number: Which shard of the split.
-        stop: First row of the source after those that were looked at.
+        stop: How many pictures of the split were looked at, from the first shard on.
         rows: Rows of the source that are in it.
         names: Their names.
         places: Their (shard, offset, length, width, height, crc).
@@ -82,7 +82,7 @@ class ShardWriter:
 
     @property
     def start(self) -> int:
-        """First row of the source that is not in a finished shard."""
+        """How many pictures, in the order of packing, are in finished shards or were left out of them."""
         return self.records[-1].stop if self.records else 0
 
     @property
@@ -90,8 +90,13 @@ class ShardWriter:
         number = len(self.records)
         return self.root / f"{shards.shard_name(self.split, number)}.part"
 
-    def add(self, row: int, picture: PackedPicture) -> None:
+    def add(self, place: int, row: int, picture: PackedPicture) -> None:
         """Write a picture; one without a name is left out, and its error noted.
+
+        Args:
+            place: How many were looked at before it.
+            row: Its row of the source.
+            picture: What is written.
 
         Raises:
             OSError: The disk is full or fails.
@@ -102,8 +107,8 @@ class ShardWriter:
             self.close_shard()
         record = self._record
         if record is None:
-            record = self._record = ShardRecord(len(self.records), row)
-        record.stop = row + 1
+            record = self._record = ShardRecord(len(self.records), place)
+        record.stop = place + 1
         if picture.error:
             record.bad.append((row, picture.error))
         if not picture.name:
@@ -112,8 +117,8 @@ class ShardWriter:
         self._write(picture.header, picture.data, shards.padding(len(picture.data)))
         record.rows.append(row)
         record.names.extend([picture.name])
-        place = (record.number, offset, len(picture.data), picture.width)
-        record.places.append((*place, picture.height, picture.crc))
+        member = (record.number, offset, len(picture.data), picture.width)
+        record.places.append((*member, picture.height, picture.crc))
         record.num_encoded += picture.is_encoded
 
     def _write(self, *parts: bytes) -> None:
@@ -158,6 +163,8 @@ class ShardWriter:
     ) -> dict[str, Any]:
         """Close the last shard and write the index of the split; return its facts for ``pack.json``.
 
+        The index has the rows in the order of the source, wherever the pictures lie.
+
         Args:
             source: The pictures that were packed.
             packed: How pictures were encoded anew, if any were.
@@ -167,7 +174,7 @@ class ShardWriter:
             OSError: The disk is full or fails.
         """
         self.close_shard()
-        bad = [item for record in self.records for item in record.bad]
+        bad = sorted(item for record in self.records for item in record.bad)
         if not self.records:
             raise UserError(
                 f"data.root={source.root!r}: none of the {len(source)} pictures of {self.split} can be read "
@@ -208,7 +215,7 @@ class ShardWriter:
         }
         names = tuple(shards.shard_name(self.split, r.number) for r in self.records)
         path_bytes, path_ends = paths.arrays()
-        return ImageIndex(
+        index = ImageIndex(
             root=".",
             path_bytes=path_bytes,
             path_ends=path_ends,
@@ -218,6 +225,9 @@ class ShardWriter:
             times=source.times and source.times.take(rows),
             members=Members(names, **columns, packed=packed),
         )
+        by_row = np.argsort(rows, kind="stable")
+        is_sorted = bool((np.diff(by_row) == 1).all())
+        return index if is_sorted else index.take(by_row)
 
 
 def _save_flushed(index: ImageIndex, folder: Path) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from imnet_pl.core.errors import UserError, some_of
 from imnet_pl.data.index import ImageIndex
@@ -144,7 +145,10 @@ def _find_wrong_shards(
     if members is None or lengths != {facts["num_samples"]}:
         yield "the index is another one"
         return
-    ends = np.searchsorted(members.shard, np.arange(len(facts["shards"]) + 1))
+    by_shard = np.argsort(members.shard, kind="stable")
+    ends = np.append(
+        0, np.cumsum(np.bincount(members.shard, minlength=len(facts["shards"])))
+    )
     for number, fact in enumerate(facts["shards"]):
         file = root / fact["name"]
         if not file.is_file():
@@ -153,7 +157,7 @@ def _find_wrong_shards(
         if (size := file.stat().st_size) != fact["size"]:
             yield f"{fact['name']} has {size:,} bytes instead of {fact['size']:,}"
             continue
-        rows = slice(int(ends[number]), int(ends[number + 1]))
+        rows = by_shard[ends[number] : ends[number + 1]]
         last = (members.offset[rows] + members.length[rows]).max(initial=0)
         if last > size:
             yield f"{fact['name']} ends before its last picture"
@@ -161,14 +165,14 @@ def _find_wrong_shards(
             yield f"{fact['name']} holds other data"
 
 
-def _has_headers(file: Path, index: ImageIndex, rows: slice) -> bool:
+def _has_headers(file: Path, index: ImageIndex, rows: NDArray[np.int64]) -> bool:
     """Tell whether a tar file has the headers of some of its pictures where they should be."""
     assert index.members is not None
-    if rows.start == rows.stop:
+    if not len(rows):
         return True
-    looked_at = np.linspace(rows.start, rows.stop - 1, _HEADERS_CHECKED).astype(int)
+    looked_at = np.linspace(0, len(rows) - 1, _HEADERS_CHECKED).astype(int)
     with file.open("rb") as content:
-        for row in np.unique(looked_at).tolist():
+        for row in np.unique(rows[looked_at]).tolist():
             content.seek(int(index.members.offset[row]) - BLOCK)
             try:
                 block = content.read(BLOCK)

@@ -21,7 +21,7 @@ from imnet_pl.data import shards
 from imnet_pl.data.augment import Interpolation
 from imnet_pl.data.catalog import DecodedCatalog
 from imnet_pl.data.index import ImageIndex
-from imnet_pl.data.packer import PackPlan, Val, pack_set
+from imnet_pl.data.packer import Order, PackPlan, Val, pack_set
 from imnet_pl.data.packing import Encoding, PackStep
 from imnet_pl.data.shard_damage import find_damage
 from imnet_pl.data.unpacking import unpack_set
@@ -39,6 +39,7 @@ def run_pack(
     keep_originals: bool = False,
     val: Val = "pack",
     shard_gb: float = 1.0,
+    order: Order = "mixed",
     interpolation: Interpolation = "bilinear",
     verify: str | None = None,
     unpack: str | None = None,
@@ -54,6 +55,8 @@ def run_pack(
         keep_originals: Encode nothing anew: every file is packed as it is.
         val: Pack val and test as train (``pack``), or their original files (``keep``).
         shard_gb: A tar file is closed when it has so many GB.
+        order: How train lies in them: ``mixed``, which data.shuffle=block needs, or as in the ``source``, which reads a hard
+            disk with the pictures from one end to the other.
         interpolation: Resizing, always antialiased: ``bilinear`` or ``bicubic``.
         verify: Pack nothing, but read this packed data again and compare every checksum.
         unpack: Pack nothing, but write class folders into this folder: from the tars of ImageNet, or other packed data.
@@ -81,7 +84,7 @@ def run_pack(
         replace(data.policy, exif_orientation=False),
     )
     made_from = {"root": str(data.root.absolute()), "source": data.source}
-    plan = PackPlan(target, made_from, encoding, val, round(shard_gb * 1e9))
+    plan = PackPlan(target, made_from, encoding, val, round(shard_gb * 1e9), order)
     indices = _indices(data)
     _show(indices, pack_set(plan, indices, num_processes))
     _report(console, target)

@@ -33,6 +33,14 @@ def test_each_picture_once_over_all_ranks(sizes, world_size):
     assert len(set(together)) == len(together) == count // world_size * world_size
 
 
+def test_pictures_come_as_they_lie():
+    rows = np.random.default_rng(0).permutation(1003)
+    by_place = positions(sampler(1003, 4, 400))
+    assert positions(sampler(1003, 4, 400, rows=rows)) == rows[by_place].tolist()
+    first = sampler(1003, 4, 400, rows=rows).first_window().tolist()
+    assert first == rows[by_place[: len(first)]].tolist()
+
+
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_any_number_of_ranks_has_the_same_pictures_in_a_step(sizes):
     alone = positions(sampler(*sizes))

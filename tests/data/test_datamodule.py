@@ -4,7 +4,7 @@ import logging
 import shutil
 
 import pytest
-from conftest import CLASSES, write_classes, write_jpeg
+from conftest import CLASSES, pack, write_classes, write_jpeg
 
 from imnet_pl.core.errors import UserError
 from imnet_pl.core.machine import workers_and_threads
@@ -109,6 +109,20 @@ def test_block_order_without_a_trainer(root):
     batches = list(data.train_dataloader())
     indices = [i for batch in batches for i in batch.indices.tolist()]
     assert sorted(indices) == list(range(24)) != indices
+
+
+def test_few_classes_in_a_window_are_said(tmp_path, caplog):
+    """Where pictures lie by class; packed, they lie mixed."""
+    for split in ("train", "val"):
+        write_classes(tmp_path / "in" / split, {f"n{i}": 16 for i in range(8)})
+    packed = pack(tmp_path / "in", tmp_path / "packed", "--keep_originals=true")
+    for root in (tmp_path / "in", packed):
+        caplog.clear()
+        blocks = {"shuffle_block": 8, "shuffle_window": 32}
+        fitted(root, batch_size=8, shuffle="block", **blocks).train_dataloader()
+        said = "data.shuffle=block: a window of 32 pictures" in caplog.text
+        assert said == (root != packed)
+    assert "worse" not in caplog.text
 
 
 def test_root_is_needed_but_for_the_digits():

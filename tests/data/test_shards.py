@@ -15,6 +15,7 @@ from imnet_pl.cli import main
 from imnet_pl.core.errors import UserError
 from imnet_pl.data import members
 from imnet_pl.data.datamodule import ImageNetDataModule
+from imnet_pl.data.order import rows_by_place
 from imnet_pl.data.reading import read_picture
 from imnet_pl.data.sources import auto
 
@@ -127,6 +128,29 @@ def test_rows_are_taken_with_their_places(packed):
     assert contents(some) == [read_picture(index, row) for row in rows.tolist()]
 
 
+@pytest.mark.parametrize("order", ["mixed", "source"])
+def test_train_lies_mixed_and_its_index_is_in_the_order_of_the_source(
+    root, tmp_path, order
+):
+    (root / "train/n02/bad.jpg").write_bytes(b"no picture")
+    packed = pack(
+        *(root, tmp_path / "packed", "--shard_gb=1e-5", "--short_side=30"),
+        *(f"--order={order}", "--num_processes=2"),
+    )
+    for split in ("train", "val"):
+        here, there = opened(packed, split), opened(root, split)
+        sound = [row for row in range(len(there)) if "bad" not in there.path(row)]
+        assert paths_of(here) == paths_of(there.take(np.array(sound)))
+        assert here.labels.tolist() == there.labels[sound].tolist()
+        as_source = pack(
+            root, tmp_path / split / order, "--short_side=30", "--order=source"
+        )
+        assert contents(here) == contents(opened(as_source, split))
+        lies_mixed = rows_by_place(here) is not None
+        assert lies_mixed == (order == "mixed" and split == "train")
+    assert json.loads((packed / "pack.json").read_text())["options"]["order"] == order
+
+
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="the system takes none")
 @pytest.mark.parametrize("works", [True, False])
 def test_the_system_is_told_of_a_random_order_once(packed, monkeypatch, works):
@@ -141,7 +165,9 @@ def test_the_system_is_told_of_a_random_order_once(packed, monkeypatch, works):
     monkeypatch.setattr(members, "_FAR_BYTES", 2000)
     monkeypatch.setattr(members.os, "posix_fadvise", advise)
     index = opened(packed)
-    rows = [row for row in range(len(index)) if index.members.shard[row] == 0]
+    rows = [
+        row for row in rows_by_place(index).tolist() if index.members.shard[row] == 0
+    ]
     assert [read_picture(index, row) for row in rows] == [expected[r] for r in rows]
     assert told == []
     for row in (*reversed(rows), *rows):
@@ -254,12 +280,13 @@ def test_verify_finds_changes_beside_pictures(packed, capsys):
 
 def test_a_shard_that_becomes_shorter_is_no_crash(packed):
     index = opened(packed)
-    first = read_picture(index, 0)
+    first, second = rows_by_place(index)[:2].tolist()
+    whole = read_picture(index, first)
     with (packed / "train-00000.tar").open("rb+") as shard:
         shard.truncate(2048)
     with pytest.raises(OSError, match=r"train-00000.tar ends before this picture"):
-        read_picture(index, 1)
-    assert len(first) > 1000
+        read_picture(index, second)
+    assert len(whole) > 1000
 
 
 def test_the_check_of_data_reads_shards(packed, capsys):

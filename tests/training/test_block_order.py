@@ -95,6 +95,41 @@ def test_another_order_is_refused_within_an_epoch_alone(
     assert read(in_tmp)["global_step"] == 18
 
 
+def test_pictures_that_lie_otherwise_are_refused_within_an_epoch_alone(
+    root,
+    in_tmp,
+    network,  # noqa: F811
+    stop_at,  # noqa: F811
+    capsys,
+):
+    kept = "--keep_originals=true"
+    mixed = pack(root, in_tmp / "mixed", kept)
+    as_source = pack(root, in_tmp / "as_source", kept, "--order=source")
+    stop_at(8)
+    with pytest.raises(Stopped):
+        train(root, *BLOCK)
+    stop_at(-1)
+    assert (
+        main(["fit", "--resume", f"--data.root={mixed}", "--data.source=shards"]) == 1
+    )
+    assert "lie in another order on the disk" in capsys.readouterr().err
+    epoch = "runs/run/version_0/checkpoints/epoch_001.ckpt"
+    assert (
+        main(
+            [
+                "fit",
+                "--ckpt_path",
+                epoch,
+                f"--data.root={mixed}",
+                "--data.source=shards",
+            ]
+        )
+        == 0
+    )
+    there = [f"--data.root={as_source}", "--data.source=shards"]
+    assert main(["fit", "--resume", *there]) == 0
+
+
 @pytest.mark.slow
 def test_two_ranks_on_shards_that_were_stopped_go_on_exactly(root, in_tmp, monkeypatch):
     root = pack(root, in_tmp / "packed", "--keep_originals=true", "--shard_gb=1e-5")

@@ -6,7 +6,7 @@ Reading: Linux, on a disk (no tmpfs). One file of random bytes as long as packed
 processes read shards. The page cache is limited by dropping the least recently used megabytes of the file (``posix_fadvise``).
 What is read from the disk is what the kernel counts for this process (``/proc/self/io``).
 
-Randomness: classes in a batch where the folders are in the order of the classes, as ImageNet's are, the correlation of a picture's
+Randomness: classes in a batch where the pictures lie in the order of the classes, as ImageNet's folders do, or mixed, the correlation of a picture's
 places in two epochs, and how far apart two neighbours of the index come in an epoch.
 """
 
@@ -210,13 +210,27 @@ def imagenet_labels() -> NDArray[np.int64]:
 
 
 def measure_mix(
-    labels: NDArray[np.int64], block: int, window: int, batch: int = 256
+    labels: NDArray[np.int64],
+    block: int,
+    window: int,
+    is_mixed: bool = False,
+    batch: int = 256,
 ) -> dict[str, float]:
-    """Measure how random an order is; ``block`` 0: the full one."""
+    """Measure how random an order is; ``block`` 0: the full one.
+
+    Args:
+        labels: int64 [N], in the order of the classes.
+        block: Pictures in a block.
+        window: Pictures in a window.
+        is_mixed: The pictures lie mixed, as they are packed.
+        batch: Pictures in a batch.
+    """
     from imnet_pl.data.block_sampler import BlockSampler
     from imnet_pl.data.sampler import TrainSampler
 
     count = len(labels)
+    if is_mixed:
+        labels = np.random.default_rng(1).permutation(labels)
     sampler = (
         BlockSampler(count, 0, block=block, window=window)
         if block
@@ -234,6 +248,7 @@ def measure_mix(
     return {
         "block": block,
         "window": window,
+        "is_mixed": is_mixed,
         "classes_per_batch": float(classes.mean()),
         "least_classes_per_batch": int(classes.min()),
         "most_of_a_class_in_a_batch": float(np.mean(most)),
@@ -243,7 +258,7 @@ def measure_mix(
 
 
 ORDERS = (
-    *((0, 0), (64, 16_384), (32, 16_384), (64, 8_192)),
+    *((0, 0), (64, 16_384, True), (64, 16_384), (32, 16_384), (64, 8_192)),
     *((64, 32_768), (128, 16_384), (16, 4_096)),
 )
 
@@ -269,13 +284,14 @@ def show(figures: dict[str, Any]) -> None:
         "\n1,281,167 pictures of 1,000 classes in the order of the classes, batches of 256"
     )
     print(
-        f"{'order':20}{'classes in a batch':>20}{'least':>7}{'most of one':>13}{'correlation':>13}"
+        f"{'order':24}{'classes in a batch':>20}{'least':>7}{'most of one':>13}{'correlation':>13}"
         f"{'neighbours apart':>18}"
     )
     for row in figures["mix"]:
         name = f"block {row['block']}, {row['window']}" if row["block"] else "full"
+        name += " mixed" if row["is_mixed"] else ""
         print(
-            f"{name:20}{row['classes_per_batch']:20.0f}{row['least_classes_per_batch']:7d}"
+            f"{name:24}{row['classes_per_batch']:20.0f}{row['least_classes_per_batch']:7d}"
             f"{row['most_of_a_class_in_a_batch']:13.1f}{row['epochs_correlation']:13.4f}"
             f"{row['neighbours_apart']:18.0f}"
         )

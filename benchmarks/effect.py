@@ -7,11 +7,9 @@ of ImageNet's 1,281,167 + 50,000 pictures if they are as the pictures given. Top
 data, of which the short sides are the same multiples of the checkpoint's ``eval_resize``.
 """
 
-import argparse
 import contextlib
 import io
 import json
-import os
 import re
 import tempfile
 from collections.abc import Iterable
@@ -20,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import jpegs_in, picture_arguments
 from numpy.typing import NDArray
 
 IMAGENET = 1_281_167 + 50_000
@@ -156,21 +155,13 @@ def show(figures: dict[str, Any]) -> None:
 
 def main() -> None:
     """Parse the arguments, measure and print."""
-    beside = Path(__file__).parents[2] / "shared" / "assets"
-    assets = Path(os.environ.get("IMNET_PL_ASSETS", beside))
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pictures", type=Path, default=assets / "imagenet-samples")
+    parser = picture_arguments(__doc__)
     parser.add_argument("--ckpt_path", type=Path, help="a checkpoint of this program")
     parser.add_argument("--root", type=Path, help="the data of the checkpoint")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
     if (args.ckpt_path is None) != (args.root is None):
         raise SystemExit("--ckpt_path and --root go together")
-    files = sorted(
-        p for p in args.pictures.glob("*") if p.suffix.lower() in (".jpeg", ".jpg")
-    )
-    if not files:
-        raise SystemExit(f"--pictures {args.pictures}: no JPEG files there")
+    files = jpegs_in(args.pictures)
     torch.set_num_threads(1)
     figures: dict[str, Any] = {"pictures": measure_pictures(files)}
     if args.ckpt_path is not None:

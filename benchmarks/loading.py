@@ -5,17 +5,17 @@ python benchmarks/loading.py [--pictures DIR] [--repeats 5] [--json FILE]
 All sides run in turn in one run; the ratios count, since machines drift. Needs an idle machine.
 """
 
-import argparse
 import gc
 import json
 import multiprocessing
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from common import jpegs_in, loader_arguments, machine_facts
 
 BATCH = 128
 WARM_UP = 4  # batches that are not counted
@@ -24,11 +24,7 @@ SHORT_SIDE, QUALITY = 256, 90  # of the shrunk pictures
 
 def make_root(pictures: Path, root: Path, least: int) -> None:
     """Fill class folders below ``root`` with links to the pictures, again and again until there are enough."""
-    files = sorted(
-        p for p in pictures.iterdir() if p.suffix.lower() in (".jpeg", ".jpg")
-    )
-    if not files:
-        raise SystemExit(f"--pictures {pictures}: no JPEG files there")
+    files = jpegs_in(pictures)
     for split in ("train", "val"):
         for i in range(least):
             source = files[i % len(files)].resolve()
@@ -46,9 +42,7 @@ def shrink(pictures: Path, folder: Path) -> Path:
     """Write the pictures with a short side of 256 px at quality 90, as they are packed, and return the folder."""
     from PIL import Image
 
-    for file in sorted(pictures.iterdir()):
-        if file.suffix.lower() not in (".jpeg", ".jpg"):
-            continue
+    for file in jpegs_in(pictures):
         with Image.open(file) as image:
             scale = min(1.0, SHORT_SIDE / min(image.size))
             size = [round(side * scale) for side in image.size]
@@ -308,24 +302,15 @@ def show(figures: dict[str, Any]) -> None:
 
 def main() -> None:
     """Parse the arguments, measure and print."""
-    beside = Path(__file__).parents[2] / "shared" / "assets"
-    assets = Path(os.environ.get("IMNET_PL_ASSETS", beside))
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pictures", type=Path, default=assets / "imagenet-samples")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--batches", type=int, default=24, help="counted batches of each run"
-    )
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser = loader_arguments(__doc__)
     args = parser.parse_args()
-    if not args.pictures.is_dir():
-        raise SystemExit(f"--pictures {args.pictures}: no such folder")
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    jpegs_in(args.pictures)  # or the end, before anything is made
+    facts = machine_facts()
     with tempfile.TemporaryDirectory() as folder:
         least = (WARM_UP + args.batches) * BATCH
         data = open_data(Path(folder), args.pictures, least)
         figures = measure(data, args.repeats, args.batches)
-    figures |= {"load_before": load, "cores": os.cpu_count()}
+    figures |= facts
     show(figures)
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")

@@ -5,11 +5,9 @@ python benchmarks/packing.py [--pictures DIR] [--repeats 5] [--entries 1281167] 
 All sides run in turn in one run; the ratios count, since machines drift. Needs an idle machine.
 """
 
-import argparse
 import gc
 import json
 import multiprocessing
-import os
 import statistics
 import subprocess
 import sys
@@ -20,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import jpegs_in, loader_arguments, machine_facts
 from loading import (
     BATCH,
     WARM_UP,
@@ -104,7 +103,8 @@ def write_large_set(root: Path, entries: int) -> None:
 
     per_shard = -(-entries // NUM_SHARDS)
     rows = np.arange(entries)
-    number, place = np.divmod(rows, per_shard)
+    # Where each lies: mixed, as train is packed.
+    number, place = np.divmod(np.random.default_rng(0).permutation(entries), per_shard)
     step = shards.BLOCK + MEMBER_BYTES + len(shards.padding(MEMBER_BYTES))
     names = [shards.shard_name("train", i) for i in range(NUM_SHARDS)]
     int32 = np.full(entries, 256, np.int32)
@@ -225,26 +225,17 @@ def show(figures: dict[str, Any]) -> None:
 
 def main() -> None:
     """Parse the arguments, measure and print."""
-    beside = Path(__file__).parents[2] / "shared" / "assets"
-    assets = Path(os.environ.get("IMNET_PL_ASSETS", beside))
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pictures", type=Path, default=assets / "imagenet-samples")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--batches", type=int, default=24, help="counted batches of each run"
-    )
+    parser = loader_arguments(__doc__)
     parser.add_argument("--entries", type=int, default=1_281_167)
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
-    if not args.pictures.is_dir():
-        raise SystemExit(f"--pictures {args.pictures}: no such folder")
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    jpegs_in(args.pictures)  # or the end, before anything is made
+    facts = machine_facts()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         figures = measure(folder, args.pictures, args.repeats, args.batches)
         (folder / "large").mkdir()
         figures["opening"] = measure_opening(folder / "large", args.entries)
-    figures |= {"load_before": load, "cores": os.cpu_count()}
+    figures |= facts
     show(figures)
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")

@@ -10,7 +10,6 @@ others, as they are usually written, float32 that is normalised. FFCV keeps pict
 own format. The FFCV side was written by its documentation and has not been run.
 """
 
-import argparse
 import gc
 import importlib.util
 import json
@@ -22,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from common import jpegs_in, loader_arguments, machine_facts
 from loading import (
     BATCH,
     WARM_UP,
@@ -248,25 +248,16 @@ def show(figures: dict[str, Any]) -> None:
 
 def main() -> None:
     """Parse the arguments, measure and print."""
-    beside = Path(__file__).parents[2] / "shared" / "assets"
-    assets = Path(os.environ.get("IMNET_PL_ASSETS", beside))
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pictures", type=Path, default=assets / "imagenet-samples")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--batches", type=int, default=24, help="counted batches of each run"
-    )
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser = loader_arguments(__doc__)
     args = parser.parse_args()
-    if not args.pictures.is_dir():
-        raise SystemExit(f"--pictures {args.pictures}: no such folder")
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    jpegs_in(args.pictures)  # or the end, before anything is made
+    facts = machine_facts()
     with tempfile.TemporaryDirectory() as temporary:
         # WebDataset's workers leave out the rest of their tar files: twice as many pictures are enough.
         least = 2 * (WARM_UP + args.batches) * BATCH
         sets = open_sets(Path(temporary), args.pictures, least)
         found = measure(sets, args.repeats, args.batches)
-    figures = {"load_before": load, "cores": os.cpu_count(), "pictures_per_sec": found}
+    figures = {**facts, "pictures_per_sec": found}
     show(figures)
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")

@@ -6,17 +6,15 @@ The same crops of the same pictures are made with and without, at 224 px. Beside
 bilinear and bicubic resizing. ``benchmarks/top1.py`` trains with it.
 """
 
-import argparse
 import json
-import os
 import random
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from common import jpegs_in, picture_arguments
 from numpy.typing import NDArray
 
 SIZE = 224
@@ -98,18 +96,10 @@ def show(figures: dict[str, Any]) -> None:
 
 def main() -> None:
     """Parse the arguments, measure and print."""
-    beside = Path(__file__).parents[2] / "shared" / "assets"
-    assets = Path(os.environ.get("IMNET_PL_ASSETS", beside))
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--pictures", type=Path, default=assets / "imagenet-samples")
+    parser = picture_arguments(__doc__)
     parser.add_argument("--crops", type=int, default=20, help="of each picture")
-    parser.add_argument("--json", type=Path, help="write the figures to this file")
     args = parser.parse_args()
-    files = sorted(
-        p for p in args.pictures.glob("*") if p.suffix.lower() in (".jpeg", ".jpg")
-    )
-    if not files:
-        raise SystemExit(f"--pictures {args.pictures}: no JPEG files there")
+    files = jpegs_in(args.pictures)
     torch.set_num_threads(1)
     figures = measure([file.read_bytes() for file in files], args.crops)
     show(figures)

@@ -111,7 +111,12 @@ def loader_defaults(
     workers = max(share // CORES_PER_WORKER, min(share, LEAST_WORKERS))
     if num_batches is not None:
         workers = max(1, min(workers, num_batches))
-    return workers, -(-share // workers)
+    return workers, threads_of_each(share, workers)
+
+
+def threads_of_each(cores: int, workers: int) -> int:
+    """Return how many threads each worker has, so that no core is left idle; 0 workers: this process."""
+    return -(-cores // max(1, workers))
 
 
 def workers_and_threads(
@@ -125,5 +130,5 @@ def workers_and_threads(
     workers, threads = loader_defaults(cores, ranks_on_node, num_batches)
     if num_workers is not None:
         workers = num_workers
-        threads = max(1, cores // ranks_on_node // max(1, workers))
+        threads = threads_of_each(max(1, cores // ranks_on_node), workers)
     return workers, threads if num_threads is None else num_threads

@@ -52,7 +52,7 @@ class BlockSampler(TrainSampler):
         window: Pictures in a window, at most; the last one has up to 48 blocks more.
         read_ahead: Called with ranges of places that this rank will take, one window before it takes the first of
             them: those of its blocks, in their order.
-        rows: int64 [num_samples], the index of the picture at each place, where they lie in another order than
+        rows_at: int64 [num_samples], the index of the picture at each place, where they lie in another order than
             that of the index; None: they lie as in the index.
     """
 
@@ -65,10 +65,10 @@ class BlockSampler(TrainSampler):
         block: int = SHUFFLE_BLOCK,
         window: int = SHUFFLE_WINDOW,
         read_ahead: Callable[[range], None] | None = None,
-        rows: NDArray[np.int64] | None = None,
+        rows_at: NDArray[np.int64] | None = None,
     ) -> None:
         super().__init__(num_samples, seed, rank, world_size)
-        self.block, self.read_ahead, self.rows_at = block, read_ahead, rows
+        self.block, self.read_ahead, self.rows_at = block, read_ahead, rows_at
         self.lanes = max(1, min(_LANES, window // block))
         self.rows = max(1, window // block // self.lanes)  # blocks of each lane
 

@@ -108,31 +108,25 @@ class ImageDataset(Dataset[Any]):
         status = np.zeros(len(keys), dtype=np.uint8)
         bad: list[BadPicture] = []
         slot, memory = self._memory(request)
-        rows = memory[: len(keys)]
-        images = rows.permute(0, 3, 1, 2)
+        images = memory.permute(0, 3, 1, 2)
         try:
             for row, used, picture in self._fill(keys, images):
                 indices[row], status[row] = used, picture.status
                 bad.append(picture)
         except UnreadableImage as error:
             return MadeBatch(None, indices, indices, status, str(error), bad)
-        sent: SlotPictures | Tensor | NDArray[np.uint8] = images
-        if slot is not None:
-            sent = replace(slot, count=len(keys))
-        elif get_worker_info() is not None and not is_shared(memory):
-            sent = rows.numpy()
+        can_be_sent = get_worker_info() is None or is_shared(memory)
+        sent = slot or (images if can_be_sent else memory.numpy())
         targets = self.index.labels[indices]
         return MadeBatch(sent, targets, indices, status, None, bad)
 
     def _memory(self, request: Request) -> tuple[SlotPictures | None, Tensor]:
-        """Return the slot's name and memory: uint8 [at least the batch, S, S, 3]."""
-        worker = get_worker_info()
+        """Return the slot's name and memory: uint8 [N, S, S, 3]."""
+        worker, count = get_worker_info(), len(request.keys)
         if self.slots is None or worker is None:
             size = self.transform.image_size
-            return None, torch.empty(
-                (len(request.keys), size, size, 3), dtype=torch.uint8
-            )
-        return self.slots.take(worker.id, request.generation)
+            return None, torch.empty((count, size, size, 3), dtype=torch.uint8)
+        return self.slots.take(worker.id, request.generation, count)
 
     def _fill(
         self, keys: Sequence[Key], images: Tensor

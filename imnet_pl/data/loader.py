@@ -191,10 +191,11 @@ class BatchLoader:
                 yield self._receive(made)
                 del made
             return
-        self._slots.allocate()
+        if not self._pool.workers:  # which get it when they start
+            self._slots.allocate()
         # Receives and drops what an unfinished pass left behind.
         batches = iter(self._pool)
-        self._free_left_behind()
+        self._free_left_behind(before=self.batch_sampler.generation)
         for made in batches:
             self.batch_sampler.open.popleft()
             yield self._receive(made)
@@ -250,10 +251,7 @@ class BatchLoader:
         """End workers of which one does not answer, and give up their slots."""
         assert self._pool is not None
         self._pool.end(at_once=True)
-        self._free_unused()
-        for worker, slot in (self._slots.owners != FREE).nonzero().tolist():
-            if (worker, slot) not in self._in_use:
-                self._slots.free(worker, slot)
+        self._free_left_behind()
         self.dataset.activity.reset()
 
     def _say_shared_memory_is_full(self) -> None:
@@ -281,12 +279,18 @@ class BatchLoader:
             del self._in_use[slot]
             self._slots.free(*slot)
 
-    def _free_left_behind(self) -> None:
-        """Free slots whose batch was never received: an earlier pass ended before it."""
+    def _free_left_behind(self, before: int | None = None) -> None:
+        """Free the slots of batches that were never received.
+
+        Args:
+            before: Those of passes before this one; None: all.
+        """
         self._free_unused()
         owners = self._slots.owners
-        earlier = (owners != FREE) & (owners != self.batch_sampler.generation)
-        for worker, slot in earlier.nonzero().tolist():
+        left_behind = (
+            owners != FREE if before is None else (owners != FREE) & (owners < before)
+        )
+        for worker, slot in left_behind.nonzero().tolist():
             if (worker, slot) not in self._in_use:
                 self._slots.free(worker, slot)
 

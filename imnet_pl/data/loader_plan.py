@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from imnet_pl.core.machine import (
     free_memory,
     free_shared_memory,
+    threads_of_each,
     usable_cores,
     workers_and_threads,
 )
@@ -163,8 +164,8 @@ def fit_memory(
         return wanted
     plan = _fit_shared(wanted, memory if shared is None else shared)
     while plan.memory_bytes > memory and (less := _smaller(plan)) is not None:
-        threads = max(less.num_threads, num_threads // less.num_workers)
-        plan = less._replace(num_threads=threads)
+        threads = threads_of_each(num_threads, less.num_workers)
+        plan = less._replace(num_threads=max(less.num_threads, threads))
     if plan != wanted:
         _say_smaller(wanted, plan, memory, shared)
     return plan

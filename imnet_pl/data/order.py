@@ -15,7 +15,7 @@ from imnet_pl.data.sampler import TrainSampler
 
 log = logging.getLogger(__name__)
 
-_ENOUGH_CLASSES = 0.9  # of all, in a window
+_ENOUGH_CLASSES = 0.9  # of those that as many pictures drawn at random have
 _PLACES = "places"
 
 
@@ -58,15 +58,15 @@ def rows_by_place(index: ImageIndex) -> NDArray[np.int64] | None:
 def _warn_of_few_classes(index: ImageIndex, sampler: BlockSampler) -> None:
     """Say so where a window holds so few classes that the network learns the others away meanwhile."""
     window = sampler.first_window()
-    there, in_all = (
-        len(np.unique(labels)) for labels in (index.labels[window], index.labels)
-    )
-    if there < _ENOUGH_CLASSES * in_all:
+    there = len(np.unique(index.labels[window]))
+    shares = np.bincount(index.labels) / len(index)
+    drawn = float((1 - (1 - shares) ** len(window)).sum())  # classes, at random
+    if there < _ENOUGH_CLASSES * drawn:
         log.warning(
-            "data.shuffle=block: a window of %d pictures (data.shuffle_window) has %d of the %d classes, since the "
-            "pictures lie by class; the network will be worse than in full order. Pack the data, by default with "
+            "data.shuffle=block: a window of %d pictures (data.shuffle_window) has %d classes where full order has %.0f, "
+            "since the pictures lie by class; the network will be worse than in full order. Pack the data, by default with "
             "--order=mixed, or raise data.shuffle_window.",
-            *(len(window), there, in_all),
+            *(len(window), there, drawn),
         )
 
 

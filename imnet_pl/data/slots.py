@@ -44,9 +44,9 @@ class Slots:
                 return
 
     def take(
-        self, worker: int, generation: int
+        self, worker: int, generation: int, count: int
     ) -> tuple["SlotPictures | None", Tensor]:
-        """Return (what names a free slot, uint8 [capacity, S, S, 3]), or fresh memory without a name.
+        """Return (what names ``count`` pictures in a free slot, uint8 [count, S, S, 3]), or fresh memory without a name.
 
         Where shared memory is full, the fresh one is ordinary memory.
         """
@@ -54,12 +54,13 @@ class Slots:
             for slot in range(self.owners.shape[1]):
                 if self.owners[worker, slot] == FREE:
                     self.owners[worker, slot] = generation
-                    named = SlotPictures(self.number, worker, slot, self.shape[2])
-                    return named, self.memory[worker, slot]
+                    named = SlotPictures(self.number, worker, slot, count)
+                    return named, self.memory[worker, slot, :count]
+        fresh = count, *self.shape[3:]
         try:
-            return None, self._new(self.shape[2:])
+            return None, self._new(fresh)
         except RuntimeError:
-            return None, torch.empty(self.shape[2:], dtype=torch.uint8)
+            return None, torch.empty(fresh, dtype=torch.uint8)
 
     def free(self, worker: int, slot: int) -> None:
         """Let the worker use a slot again."""

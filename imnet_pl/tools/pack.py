@@ -70,13 +70,8 @@ def run_pack(
         return _verify(console, Path(verify).expanduser(), num_processes)
     if unpack is not None:
         return _unpack(console, data, Path(unpack).expanduser().absolute())
-    if to is None:
-        raise UserError(
-            "--to is missing: say where the packed data goes with --to DIR."
-        )
     _check_arguments(short_side, quality, shard_gb)
-    target = Path(to).expanduser().absolute()
-    _require_apart("to", target, data.root)
+    target = _target(to, data)
     encoding = Encoding(
         None if keep_originals else short_side,
         quality,
@@ -85,10 +80,32 @@ def run_pack(
     )
     made_from = {"root": str(data.root.absolute()), "source": data.source}
     plan = PackPlan(target, made_from, encoding, val, round(shard_gb * 1e9), order)
+    return _pack(console, data, plan, num_processes)
+
+
+def _pack(
+    console: Console, data: DecodedCatalog, plan: PackPlan, num_processes: int | None
+) -> int:
+    """Pack, print what was packed, and read it again."""
     indices = _indices(data)
     _show(indices, pack_set(plan, indices, num_processes))
-    _report(console, target)
-    return _verify(console, target, num_processes)
+    _report(console, plan.target)
+    return _verify(console, plan.target, num_processes)
+
+
+def _target(to: str | None, data: DecodedCatalog) -> Path:
+    """Return the folder that is packed into.
+
+    Raises:
+        UserError: There is none, or it lies inside the source.
+    """
+    if to is None:
+        raise UserError(
+            "--to is missing: say where the packed data goes with --to DIR."
+        )
+    target = Path(to).expanduser().absolute()
+    _require_apart("to", target, data.root)
+    return target
 
 
 def _check_arguments(short_side: int, quality: int, shard_gb: float) -> None:

@@ -36,8 +36,8 @@ def test_each_picture_once_over_all_ranks(sizes, world_size):
 def test_pictures_come_as_they_lie():
     rows = np.random.default_rng(0).permutation(1003)
     by_place = positions(sampler(1003, 4, 400))
-    assert positions(sampler(1003, 4, 400, rows=rows)) == rows[by_place].tolist()
-    first = sampler(1003, 4, 400, rows=rows).first_window().tolist()
+    assert positions(sampler(1003, 4, 400, rows_at=rows)) == rows[by_place].tolist()
+    first = sampler(1003, 4, 400, rows_at=rows).first_window().tolist()
     assert first == rows[by_place[: len(first)]].tolist()
 
 

@@ -6,7 +6,6 @@ import pickle
 import random
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -230,12 +229,12 @@ def test_a_pinned_batch_frees_its_own_slot_at_once(monkeypatch):
     slots.allocate()
     slots.owners.fill_(1)
     slots.owners[1, 2] = FREE
-    named, memory = slots.take(1, generation=1)
+    named, memory = slots.take(1, generation=1, count=3)
     assert bool((slots.owners == 1).all())
     memory.copy_(torch.arange(memory.numel()).view(memory.shape) % 251)
-    pinned = pin_memory([replace(named, count=3)])[0]
+    pinned = pin_memory([named])[0]
     assert slots.owners.tolist() == [[1, 1, 1], [1, 1, FREE]]
-    assert torch.equal(pinned, memory[:3].permute(0, 3, 1, 2))
+    assert torch.equal(pinned, memory.permute(0, 3, 1, 2))
     assert pinned.data_ptr() != memory.data_ptr()
     assert pinned.is_contiguous(memory_format=torch.channels_last)
 

@@ -186,7 +186,7 @@ def test_memory_lowers_prefetch_then_slots_then_workers(caplog, memory, expected
 
 def test_fewer_workers_have_all_cores(data, machine, caplog):
     assert fit_memory(WANTED, 400 * MIB, None)[:2] == (1, 2)
-    assert fit_memory(WANTED, 1200 * MIB, None, num_threads=8)[:2] == (3, 2)
+    assert fit_memory(WANTED, 1200 * MIB, None, num_threads=8)[:2] == (3, 3)
     machine(cores=16, memory=GIB)
     assert plan_of(data(batch_size=2))[:2] == (1, 16)
     assert "it gets 1 workers of 16 threads" in caplog.text
